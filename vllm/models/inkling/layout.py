@@ -193,7 +193,11 @@ def _layer_shapes(
         shapes["mlp.w2_md.weight"] = (width, inner)
         shapes["mlp.global_scale"] = (1,)
         return shapes
-    routed, shared, inner = config.num_experts, config.num_shared_experts, config.moe_intermediate_size
+    routed, shared, inner = (
+        config.num_experts,
+        config.num_shared_experts,
+        config.moe_intermediate_size,
+    )
     shapes["mlp.gate.weight"] = (routed + shared, width)
     shapes["mlp.gate.bias"] = (routed,)
     shapes["mlp.gate.global_scale"] = (1,)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be known before a byte of weights is loaded."""
