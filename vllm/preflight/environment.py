@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What surrounds the weights: tokenizer, chat template, host limits, installed torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vllm.errors import Diagnostic, ExitCode
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tekken.json",
+    "vocab.json",
+    "vocab.txt",
+    "tiktoken.model",
+)
+_TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+MIN_SHM_BYTES = 64 << 20
+"""What tensor-parallel ranks on one host exchange through /dev/shm at the least."""
+MIN_OPEN_FILES = 1024
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+
+
+class _BpeModel(msgspec.Struct):
+    vocab: dict[str, int] | list[Any] = {}
+
+
+class _TokenizerFile(msgspec.Struct):
+    """The parts of tokenizer.json that say how many ids there are."""
+
+    model: _BpeModel
+    added_tokens: list[_AddedToken] = []
+
+
+def check_tokenizer(path: str, embedding_rows: int) -> list[Diagnostic]:
+    """Is a tokenizer in `path`, and do its ids fit the embedding?"""
+    present = [n for n in _TOKENIZER_FILES if os.path.exists(os.path.join(path, n))]
+    if not present:
+        return [_no_tokenizer(path)]
+    if "tokenizer.json" not in present:
+        return []
+    try:
+        size = _vocabulary_size(os.path.join(path, "tokenizer.json"))
+    except (OSError, ValueError, RecursionError) as error:
+        return [
+            Diagnostic(
+                "tokenizer-broken",
+                "tokenizer.json cannot be read",
+                why=str(error),
+                where=path,
+                fix="download the file again",
+            )
+        ]
+    if size <= embedding_rows:
+        return []
+    return [
+        Diagnostic(
+            "tokenizer-vocabulary",
+            f"the tokenizer has ids up to {size - 1:,}, the embedding ends at "
+            f"{embedding_rows - 1:,}",
+            why="such an id would read outside the embedding",
+            where=os.path.join(path, "tokenizer.json"),
+            fix="use the tokenizer of this checkpoint (--tokenizer)",
+        )
+    ]
+
+
+def _vocabulary_size(file: str) -> int:
+    with open(file, "rb") as handle:
+        content = msgspec.json.decode(handle.read(), type=_TokenizerFile)
+    vocab = content.model.vocab
+    if isinstance(vocab, dict):
+        size = max(vocab.values(), default=-1) + 1
+    else:  # Unigram lists its pieces in the order of their ids
+        size = len(vocab)
+    return max(size, max((t.id for t in content.added_tokens), default=-1) + 1)
+
+
+def _no_tokenizer(path: str) -> Diagnostic:
+    code = sorted(p.name for p in Path(path).glob("*.py"))
+    config = _read_json(os.path.join(path, "tokenizer_config.json"))
+    if code and config.get("auto_map"):
+        return Diagnostic(
+            "tokenizer-remote-code",
+            f"the tokenizer of {path} is Python code in the repository",
+            why=f"it would run {', '.join(code)}",
+            fix="read that code, then pass --trust-remote-code; or name a tokenizer.json with "
+            "--tokenizer",
+        )
+    return Diagnostic(
+        "tokenizer-missing",
+        f"no tokenizer in {path}",
+        why=f"looked for {', '.join(_TOKENIZER_FILES)}",
+        fix="download it, or name another directory with --tokenizer, or serve token ids only "
+        "with --skip-tokenizer-init",
+    )
+
+
+def check_chat_template(path: str, given: str | None) -> list[Diagnostic]:
+    """Without a template /v1/chat/completions cannot answer; completions can."""
+    if given or _has_template(path):
+        return []
+    looked = ", ".join(("tokenizer_config.json", *_TEMPLATE_FILES, "additional_chat_templates/"))
+    return [
+        Diagnostic(
+            "chat-template-missing",
+            "/v1/chat/completions will refuse every request: the model has no chat template",
+            why=f"looked for {looked}",
+            where=path,
+            fix="--chat-template FILE, or use /v1/completions",
+            severity="warning",
+        )
+    ]
+
+
+def _has_template(path: str) -> bool:
+    if any(os.path.exists(os.path.join(path, n)) for n in _TEMPLATE_FILES):
+        return True
+    if os.path.isdir(os.path.join(path, "additional_chat_templates")):
+        return True
+    return bool(_read_json(os.path.join(path, "tokenizer_config.json")).get("chat_template"))
+
+
+def _read_json(file: str) -> dict[str, Any]:
+    """A JSON object, or {} where the file is absent or broken (others report that)."""
+    try:
+        with open(file, "rb") as handle:
+            content = msgspec.json.decode(handle.read())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def check_host(num_local_ranks: int, max_num_seqs: int) -> list[Diagnostic]:
+    """Shared memory and open files, as warnings: a container may still grant more."""
+    findings = []
+    if num_local_ranks > 1:
+        findings += _check_shm(num_local_ranks)
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = MIN_OPEN_FILES + 2 * max_num_seqs
+    if resource.RLIM_INFINITY not in (soft, hard) and hard < needed:
+        findings.append(
+            Diagnostic(
+                "open-files",
+                f"this process may open {hard:,} files",
+                why=f"{max_num_seqs} concurrent requests can take {needed:,}",
+                fix=f"ulimit -n {needed}, or a smaller --max-num-seqs",
+                severity="warning",
+            )
+        )
+    return findings
+
+
+def _check_shm(num_local_ranks: int) -> list[Diagnostic]:
+    try:
+        stat = os.statvfs("/dev/shm")
+    except OSError:
+        return []
+    free = stat.f_bavail * stat.f_frsize
+    if free >= MIN_SHM_BYTES:
+        return []
+    return [
+        Diagnostic(
+            "shared-memory",
+            f"/dev/shm has {free >> 20} MiB free",
+            why=f"{num_local_ranks} ranks on this host exchange data through it and want "
+            f"{MIN_SHM_BYTES >> 20} MiB",
+            fix="docker run --ipc=host or --shm-size=1g",
+            severity="warning",
+        )
+    ]
+
+
+def check_torch(platform: str, driver_cuda: tuple[int, int] | None) -> list[Diagnostic]:
+    """Can the installed torch drive these GPUs? Read from its version file, not imported."""
+    built_for = torch_cuda_version()
+    if platform != "cuda" or built_for is None:
+        return []
+    if built_for == "none":
+        return [
+            Diagnostic(
+                "torch-without-cuda",
+                "the installed torch is a CPU build, the device is an NVIDIA GPU",
+                why="torch/version.py names no CUDA version",
+                fix="install a CUDA build of torch, or --device cpu",
+                exit_code=ExitCode.HARDWARE,
+            )
+        ]
+    major = int(built_for.split(".")[0])
+    if driver_cuda is None or driver_cuda[0] >= major:
+        return []
+    return [
+        Diagnostic(
+            "driver-too-old",
+            f"the NVIDIA driver supports CUDA {driver_cuda[0]}.{driver_cuda[1]}, torch is built "
+            f"for {built_for}",
+            why="a driver runs CUDA builds of its own major version and older ones",
+            fix=f"update the driver, or install a torch built for CUDA {driver_cuda[0]}",
+            exit_code=ExitCode.HARDWARE,
+        )
+    ]
+
+
+def torch_cuda_version() -> str | None:
+    """CUDA version that the installed torch is built for; "none" for a CPU or ROCm build,
+    None where torch or its version file is not found."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    match = re.search(r"^cuda(?:\s*:[^=]+)?\s*=\s*(?:'([\d.]+)'|\"([\d.]+)\"|None)", text, re.M)
+    if match is None:
+        return None
+    return match.group(1) or match.group(2) or "none"
