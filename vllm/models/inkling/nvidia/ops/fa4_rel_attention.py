@@ -33,11 +33,14 @@ PAGE_SIZE = 128
 """The page size at which Hopper loads K and V through TMA."""
 
 
-def check_inkling_fa4_support() -> None:
+def check_inkling_fa4_support(attention_backend: str | None = None) -> None:
     """Raise `UnsupportedModelError` if this device's FA4 cannot attend over a paged cache.
 
-    An unknown capability passes: the kernel's own assertion is then what remains.
+    A backend that needs no FA4 passes, and so does an unknown capability: the kernel's own
+    assertion is then what remains.
     """
+    if attention_backend == "TRITON_ATTN":
+        return
     try:
         capability = current_platform.get_device_capability()
     except RuntimeError:
