@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Root-mean-square normalisation: x / sqrt(mean(x^2) + eps) * weight (arXiv 1910.07467)."""
+
+from __future__ import annotations
+
+from typing import overload
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from vllm.layers.context import BuildContext
+
+
+class RMSNorm(nn.Module):
+    """Normalises the last axis in float32, after adding a residual where one is given."""
+
+    def __init__(self, ctx: BuildContext, size: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.shape = (size,)
+        self.weight = nn.Parameter(torch.empty(size, dtype=ctx.dtype, device=ctx.device), False)
+
+    def load(self, kind: str, tensor: torch.Tensor, part: int | None = None) -> None:
+        """Copy the checkpoint's (size,) weight."""
+        assert kind == "weight" and part is None
+        self.weight.copy_(tensor)
+
+    @overload
+    def forward(self, x: torch.Tensor) -> torch.Tensor: ...
+    @overload
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """norm(x), or (norm(x + residual), x + residual); `x` may be overwritten then."""
+        if residual is None:
+            return F.rms_norm(x, self.shape, self.weight, self.eps)
+        x = x.add_(residual)
+        return F.rms_norm(x, self.shape, self.weight, self.eps), x
