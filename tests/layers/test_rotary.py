@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotary frequencies and turns against transformers'."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from tests.fixtures.forward import build_context
+from vllm.errors import ConfigError
+from vllm.layers.rotary import get_rope, rope_parameters
+
+HEAD_DIM = 64
+BASE: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 1,
+    "max_position_embeddings": 4096,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 1024,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+CASES = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 2.5},
+    "llama3": LLAMA3,
+    "yarn": YARN,
+    "yarn-betas": {**YARN, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False},
+    "yarn-mscale": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
+    "yarn-attention-factor": {**YARN, "attention_factor": 1.3},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_turned_heads_equal_those_of_transformers(case: str) -> None:
+    parameters = {"rope_theta": 500000.0, **CASES[case]}
+    reference = LlamaRotaryEmbedding(LlamaConfig(**BASE, rope_parameters=parameters))
+    rope = get_rope(build_context({**BASE, "rope_parameters": parameters}), HEAD_DIM)
+    positions = torch.tensor([0, 1, 17, 1023, 1024, 4095])
+    x = torch.randn(6, 3, HEAD_DIM, generator=torch.Generator().manual_seed(0))
+    cos, sin = reference(x, positions[None])
+    expected, _ = apply_rotary_pos_emb(x[None], x[None], cos, sin, unsqueeze_dim=2)
+    fwd: Any = types.SimpleNamespace(positions=positions, derived={})
+    torch.testing.assert_close(rope(x, fwd), expected[0], rtol=1e-5, atol=1e-5)
+
+
+def test_angles_are_made_once_a_step() -> None:
+    rope = get_rope(build_context(BASE), HEAD_DIM)
+    fwd: Any = types.SimpleNamespace(positions=torch.arange(3), derived={})
+    assert rope.cos_sin(fwd)[0] is rope.cos_sin(fwd)[0]
+
+
+def test_both_spellings_of_config_json_give_the_same_parameters() -> None:
+    old = {**BASE, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    new = {**BASE, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}}
+    assert rope_parameters(old) == rope_parameters(new)
+
+
+def test_an_unknown_type_is_refused_with_the_known_ones() -> None:
+    config = {**BASE, "rope_parameters": {"rope_type": "spiral"}}
+    with pytest.raises(ConfigError, match="'spiral'.*\n.*\n.*default, linear, llama3, yarn"):
+        get_rope(build_context(config), HEAD_DIM)
