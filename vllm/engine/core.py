@@ -40,7 +40,7 @@ _GRAMMAR_POLL_S = 0.005
 INVALID_REQUEST = "invalid-request"
 """`stop_reason` of an output that refuses a request: the client's fault, not ours."""
 
-GrammarCompiler = Callable[[StructuredOutputsParams, Request], Grammar]
+GrammarCompiler = Callable[[StructuredOutputsParams], Grammar]
 
 
 class StepHandle(Protocol):
