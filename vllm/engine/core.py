@@ -222,9 +222,7 @@ class EngineCore:
             return
         if self._compiler_threads is None:
             self._compiler_threads = concurrent.futures.ThreadPoolExecutor(2, "grammar")
-        future = self._compiler_threads.submit(
-            self._compile_grammar, constraint, request
-        )
+        future = self._compiler_threads.submit(self._compile_grammar, constraint)
         self._compiling[request.request_id] = request, future
 
     def _collect_grammars(self) -> None:

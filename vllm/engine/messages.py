@@ -56,6 +56,8 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     new_token_ids: list[int]
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    """The stop token id; with FinishReason.ERROR "invalid-request" (the client's fault, a 400),
+    "grammar" or "internal-error"."""
     logprobs: list[TokenLogprobs] | None = None
     """One entry for each new token."""
     prompt_logprobs: list[TokenLogprobs] | None = None
@@ -130,6 +132,7 @@ class SchedulerOutput(msgspec.Struct, array_like=True, gc=False):
     grammar_bitmask: bytes | None = None
     """Packed int32 rows, (len(grammar_request_ids), ceil(vocab / 32)), 1 = allowed."""
     grammar_request_ids: list[str] = []
+    """Whose each row is; a request with k drafts has 1 + k rows, one a sampled position."""
 
 
 class ModelRunnerOutput(msgspec.Struct, array_like=True, gc=False):
