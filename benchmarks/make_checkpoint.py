@@ -43,7 +43,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
         "max_position_embeddings": 4096,
         "tie_word_embeddings": True,
-        "dtype": "float32",
+        "dtype": "bfloat16",
     },
     "smollm2-135m": {
         **LLAMA,

@@ -41,7 +41,10 @@ class RotaryEmbedding(nn.Module):
         self.inv_freq.div_(factors.to(self.inv_freq))
 
     def cos_sin(self, fwd: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin of the step's angles, (num_tokens, 1, head_dim / 2) in the model's dtype."""
+        """Factors of x and of x with its halves exchanged, of the step's positions.
+
+        (num_tokens, 1, head_dim) each, in the model's dtype: cos twice, and -sin beside sin.
+        """
         key = f"rotary.{id(self)}"
         found = fwd.derived.get(key)
         if found is None:
@@ -49,18 +52,14 @@ class RotaryEmbedding(nn.Module):
             cos, sin = angles.cos(), angles.sin()
             if self.factor != 1.0:
                 cos, sin = cos * self.factor, sin * self.factor
+            cos, sin = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
             found = fwd.derived[key] = (cos.to(self.dtype), sin.to(self.dtype))
         return found
 
     def forward(self, x: torch.Tensor, fwd: ForwardContext) -> torch.Tensor:
-        """Turn (num_tokens, heads, head_dim); the result is new and contiguous."""
+        """Turn (num_tokens, heads, head_dim); the result is new."""
         cos, sin = self.cos_sin(fwd)
-        half = x.shape[-1] // 2
-        first, second = x[..., :half], x[..., half:]
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        torch.mul(first, cos, out=out[..., :half]).addcmul_(second, sin, value=-1)
-        torch.mul(second, cos, out=out[..., half:]).addcmul_(first, sin)
-        return out
+        return torch.mul(x, cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin)
 
 
 def rope_parameters(hf_config: Mapping[str, Any]) -> dict[str, Any]:

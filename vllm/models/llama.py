@@ -22,6 +22,3 @@ class LlamaForCausalLM(CausalDecoder):
             return DecoderLayer(ctx, attention, DenseMLP(ctx, mlp_bias))
 
         super().__init__(ctx, make_layer)
-
-
-MistralForCausalLM = LlamaForCausalLM
