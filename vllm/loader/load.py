@@ -60,8 +60,9 @@ def open_source(vllm_config: VllmConfig, ctx: BuildContext) -> WeightSource:
 
 def fill(model: nn.Module, weights: NamedTensors, shapes: Shapes, architecture: str) -> None:
     """Pass `weights` to the model; ConfigError at a wrong shape or if one never comes."""
-    loaded = model.load_weights(_checked(weights, shapes))  # type: ignore[operator]
-    missing = sorted(shapes.keys() - loaded)
+    seen: set[str] = set()
+    model.load_weights(_checked(weights, shapes, seen))  # type: ignore[operator]
+    missing = sorted(shapes.keys() - seen)
     if missing:
         raise ConfigError(
             Diagnostic(
@@ -73,8 +74,10 @@ def fill(model: nn.Module, weights: NamedTensors, shapes: Shapes, architecture: 
         )
 
 
-def _checked(weights: NamedTensors, shapes: Shapes) -> NamedTensors:
+def _checked(weights: NamedTensors, shapes: Shapes, seen: set[str]) -> NamedTensors:
+    """The same tensors, their shapes compared and their names added to `seen`."""
     for name, tensor in weights:
+        seen.add(name)
         shape = shapes.get(name, tuple(tensor.shape))
         if tuple(tensor.shape) != shape:
             raise ConfigError(

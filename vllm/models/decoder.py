@@ -164,26 +164,23 @@ class CausalDecoder(nn.Module):
         return module, {}
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Copy checkpoint tensors into place; returns the names that were used.
+        """Copy checkpoint tensors into place; returns the parameters that got values.
 
-        A name that no module takes is left out of the result.
+        Tensors that no module takes are passed over.
         """
         modules: dict[str, Any] = dict(self.named_modules())
-        loaded = set()
+        filled = set()
         for name, tensor in weights:
             module, _, kind = name.removeprefix("model.").rpartition(".")
             if module == "rope_freqs":
                 self.rope.divide_frequencies(tensor)
-            elif module == "lm_head" and self.tied:
                 continue
-            else:
-                place, details = self.place(module)
-                target = modules.get(place)
-                if not takes(target, kind):
-                    continue
+            place, details = self.place(module)
+            target = modules.get(place)
+            if takes(target, kind) and not (target is self.lm_head and self.tied):
                 target.load(kind, tensor, **details)
-            loaded.add(name)
-        return loaded
+                filled.add(place)
+        return {n for n, _ in self.named_parameters() if n.rpartition(".")[0] in filled}
 
 
 def takes(module: Any, kind: str) -> bool:
