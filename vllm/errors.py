@@ -130,5 +130,16 @@ class RequestError(VLLMError):
         return type(self), (self.message, self.param, self.code)
 
 
+def error_from(findings: Iterable[Diagnostic]) -> VLLMError:
+    """The exception whose class tells the kind of the worst finding; carries all."""
+    ordered = worst_first(findings)
+    types: dict[ExitCode, type[VLLMError]] = {
+        ExitCode.USAGE: UsageError,
+        ExitCode.HARDWARE: UnsupportedHardwareError,
+        ExitCode.RESOURCE: ResourceError,
+    }
+    return types.get(ordered[0].exit_code, ConfigError)(*ordered)
+
+
 class EngineDeadError(RuntimeError):
     """The engine core or a worker is gone; the message carries the root cause."""

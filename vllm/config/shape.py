@@ -49,7 +49,13 @@ class ModelShape:
     tie_word_embeddings: bool = False
     logits_vocab_size: int | None = None
     """Ids that can be sampled where the embedding is padded; None: vocab_size."""
-    num_mtp_layers: int = 0
+    mtp_layers: tuple[LayerShape, ...] = ()
+    """The draft head's depths."""
+
+    @property
+    def num_mtp_layers(self) -> int:
+        """Tokens that the draft head can look ahead."""
+        return len(self.mtp_layers)
 
     @property
     def num_layers(self) -> int:

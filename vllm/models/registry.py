@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from vllm.errors import Diagnostic, UnsupportedModelError
+from vllm.errors import ConfigError, Diagnostic
 from vllm.platforms import current_platform
 
 Kind = Literal["text", "multimodal", "draft"]
@@ -99,13 +99,13 @@ _NOT_SERVABLE = (
 def resolve(architectures: Sequence[str]) -> ModelEntry:
     """The first architecture that the engine serves.
 
-    Raises `UnsupportedModelError` with the nearest names if there is none.
+    Raises `ConfigError` with the nearest names if there is none.
     """
     for name in architectures:
         entry = MODELS.get(name)
         if entry is not None and entry.kind != "draft":
             return entry
-    raise UnsupportedModelError(_unknown(architectures[0]))
+    raise ConfigError(_unknown(architectures[0]))
 
 
 def _unknown(name: str) -> Diagnostic:

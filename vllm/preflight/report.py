@@ -7,25 +7,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from vllm.errors import (
-    ConfigError,
-    Diagnostic,
-    ExitCode,
-    ResourceError,
-    UnsupportedHardwareError,
-    UsageError,
-    VLLMError,
-    worst_first,
-)
+from vllm.errors import Diagnostic, ExitCode, error_from
 
 GiB = 1 << 30
 SCHEMA_VERSION = 1
-_ERROR_TYPES: dict[ExitCode, type[VLLMError]] = {
-    ExitCode.USAGE: UsageError,
-    ExitCode.HARDWARE: UnsupportedHardwareError,
-    ExitCode.CONFIG: ConfigError,
-    ExitCode.RESOURCE: ResourceError,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,12 +74,6 @@ class PreflightReport:
         if self.plan is not None:
             parts.append(_render_plan(self.plan))
         return "\n".join(parts)
-
-
-def error_from(findings: Sequence[Diagnostic]) -> VLLMError:
-    """The exception whose class tells the kind of the worst finding."""
-    ordered = worst_first(findings)
-    return _ERROR_TYPES.get(ordered[0].exit_code, ConfigError)(*ordered)
 
 
 def _render_plan(plan: Plan) -> str:

@@ -149,7 +149,7 @@ def read_shape(hf_config: Mapping[str, Any]) -> ModelShape:
         num_experts_per_tok=config.num_experts_per_tok,
         moe_intermediate_size=config.moe_intermediate_size,
         logits_vocab_size=config.unpadded_vocab_size,
-        num_mtp_layers=len(config.mtp_is_local),
+        mtp_layers=tuple(layer_shape(config, local, is_moe=False) for local in config.mtp_is_local),
     )
 
 

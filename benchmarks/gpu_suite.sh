@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Every GPU test and benchmark in one run of under 8 minutes; prints one table at the end.
+#
+#   benchmarks/gpu_suite.sh [OUT_DIR]
+#
+# On a host without a network, wheels in .whl/ and the FlashAttention 4 bundle in .fa4/
+# (made by shared/tools/fa4_bundle.sh) are unpacked into a folder of their own first.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+out=${1:-${OUT:-/tmp/vllm-gpu-suite}}
+mkdir -p "$out"
+
+site=${VLLM_GPU_SITE:-/tmp/vllm-gpu-site}
+if [[ ! -e $site/.done ]]; then
+  mkdir -p "$site"
+  if compgen -G ".whl/*.whl" >/dev/null; then
+    for wheel in .whl/*.whl; do python3 -m zipfile -e "$wheel" "$site"; done
+  fi
+  if [[ -e .fa4/part00 ]]; then cat .fa4/part* | tar -C "$site" -xJf -; fi
+  touch "$site/.done"
+fi
+export PYTHONPATH="$PWD:$site:$site/nvidia_cutlass_dsl/dsl_packages${PYTHONPATH:+:$PYTHONPATH}"
+export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+
+step() {  # NAME SECONDS COMMAND...
+  local name=$1 limit=$2 start=$SECONDS rc=0
+  shift 2
+  timeout "$limit" "$@" >"$out/$name.log" 2>&1 || rc=$?
+  printf '%-22s rc=%d  %3d s\n' "$name" "$rc" "$((SECONDS - start))" | tee -a "$out/steps.txt"
+}
+
+: >"$out/steps.txt"
+step tests 240 python3 -m pytest tests -m gpu -q -x --maxfail=20 -p no:cacheprovider
+step kernels 120 python3 benchmarks/kernels/attention.py
+step engine 200 python3 benchmarks/gpu_engine.py
+
+echo
+tail -n 15 "$out/tests.log"
+for name in kernels engine; do
+  echo "== $name"
+  tail -n 60 "$out/$name.log"
+done
+grep -qv 'rc=0' "$out/steps.txt" && exit 1
+exit 0
