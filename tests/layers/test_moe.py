@@ -11,6 +11,8 @@ from vllm.layers.moe import DOWN, GATE, UP, FusedMoE, route_softmax
 
 CONFIG = {
     "model_type": "llama",
+    "vocab_size": 8,
+    "intermediate_size": 8,
     "hidden_size": 16,
     "num_attention_heads": 4,
     "num_hidden_layers": 1,

@@ -12,6 +12,8 @@ from vllm.layers.norm import RMSNorm
 
 CONFIG = {
     "model_type": "llama",
+    "vocab_size": 8,
+    "intermediate_size": 8,
     "hidden_size": 48,
     "num_attention_heads": 4,
     "num_hidden_layers": 1,

@@ -18,6 +18,8 @@ from vllm.layers.rotary import get_rope, rope_parameters
 HEAD_DIM = 64
 BASE: dict[str, Any] = {
     "model_type": "llama",
+    "vocab_size": 8,
+    "intermediate_size": 8,
     "hidden_size": 256,
     "num_attention_heads": 4,
     "num_hidden_layers": 1,

@@ -92,10 +92,17 @@ class _Array:
 class GgufHeader:
     """What a GGUF file says before its data."""
 
-    def __init__(self, metadata: dict[str, Any], tensors: dict[str, tuple[str, tuple[int, ...]]]):
+    def __init__(
+        self,
+        metadata: dict[str, Any],
+        tensors: dict[str, tuple[str, tuple[int, ...]]],
+        offsets: dict[str, int],
+    ):
         self.metadata = metadata
         self.tensors = tensors
         """Name to (type, shape as torch would have it)."""
+        self.offsets = offsets
+        """Name to the byte of the file where the tensor's data begins."""
 
     @property
     def architecture(self) -> str:
@@ -131,7 +138,7 @@ def _parse(reader: _Reader, size: int) -> GgufHeader:
     for _ in range(num_keys):
         key = reader.string()
         metadata[key] = reader.value(reader.scalar("I"))
-    tensors, end = {}, 0
+    tensors, offsets, end = {}, {}, 0
     for _ in range(num_tensors):
         name = reader.string()
         num_dims = reader.scalar("I")
@@ -145,7 +152,7 @@ def _parse(reader: _Reader, size: int) -> GgufHeader:
         count = 1
         for dim in shape:
             count *= dim
-        tensors[name] = (type_name, shape)
+        tensors[name], offsets[name] = (type_name, shape), offset
         end = max(end, offset + count // values * num_bytes)
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 1:
@@ -160,7 +167,7 @@ def _parse(reader: _Reader, size: int) -> GgufHeader:
                 fix="download the file again",
             )
         )
-    return GgufHeader(metadata, tensors)
+    return GgufHeader(metadata, tensors, {n: start + offset for n, offset in offsets.items()})
 
 
 def _broken(path: str, why: str) -> ConfigError:

@@ -8,17 +8,19 @@ neighbouring values of a head where everybody else rotates halves.
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vllm.errors import ConfigError, Diagnostic
+from vllm.config.gguf_header import read_gguf_header
 from vllm.loader.source import NamedTensors, WeightSource
 from vllm.models.layouts import num_experts_of, num_kv_heads_of
 
 if TYPE_CHECKING:
-    from gguf import ReaderTensor
+    import numpy as np
 
 _TOP_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -39,6 +41,7 @@ _LAYER_MODULES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _PERMUTED = ("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM")
 
 
@@ -46,19 +49,18 @@ def gguf_source(
     path: str, hf_config: Mapping[str, Any], architecture: str, dtype: torch.dtype
 ) -> WeightSource:
     """The weights in file `path` under Hugging Face names, in `dtype`."""
-    from gguf import GGUFReader
-
-    try:
-        reader = GGUFReader(path)
-    except (ValueError, OSError) as error:
-        raise ConfigError(
-            Diagnostic("gguf-broken", f"{path} cannot be read", why=str(error))
-        ) from error
-    names = [name for t in reader.tensors for name in _names(t.name, architecture, hf_config)]
+    header = read_gguf_header(path)
+    names = [name for n in header.tensors for name in _names(n, architecture, hf_config)]
 
     def tensors() -> NamedTensors:
-        for tensor in reader.tensors:
-            yield from _convert(tensor, hf_config, architecture, dtype)
+        import numpy as np
+
+        data = np.memmap(path, dtype=np.uint8, mode="r")
+        for name, (kind, shape) in header.tensors.items():
+            targets = _names(name, architecture, hf_config)
+            if targets:
+                values = dequantize(data[header.offsets[name] :], kind, shape, dtype)
+                yield from _in_order(name, values, targets, hf_config, architecture)
 
     return WeightSource(tuple(names), tensors)
 
@@ -90,55 +92,41 @@ _DENSE_PARTS = ("gate_proj", "up_proj", "down_proj")
 _MIXTRAL_PARTS = ("w1", "w3", "w2")
 
 
-def _convert(
-    tensor: ReaderTensor, hf_config: Mapping[str, Any], architecture: str, dtype: torch.dtype
+def _in_order(
+    name: str,
+    values: torch.Tensor,
+    targets: list[str],
+    hf_config: Mapping[str, Any],
+    architecture: str,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    names = _names(tensor.name, architecture, hf_config)
-    if not names:
-        return
-    values = dequantize(tensor, dtype)
-    if architecture in _PERMUTED and ".attn_q." in tensor.name:
+    """A tensor under its Hugging Face names: rows put back, experts taken apart."""
+    if architecture in _PERMUTED and ".attn_q." in name:
         values = _halves_together(values, hf_config["num_attention_heads"])
-    elif architecture in _PERMUTED and ".attn_k." in tensor.name:
+    elif architecture in _PERMUTED and ".attn_k." in name:
         values = _halves_together(values, num_kv_heads_of(hf_config))
-    if "_exps." in tensor.name:
-        yield from zip(names, values, strict=True)
+    if "_exps." in name:
+        yield from zip(targets, values, strict=True)
     else:
-        yield names[0], values
+        yield targets[0], values
 
 
-def dequantize(tensor: ReaderTensor, dtype: torch.dtype) -> torch.Tensor:
-    """Values of a GGUF tensor; ConfigError for a format that the gguf package cannot decode."""
-    import numpy as np
-    from gguf import GGMLQuantizationType
+def dequantize(
+    data: np.ndarray, kind: str, shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    """Values of a tensor whose bytes `data` begins with, stored as ggml type `kind`."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
     from gguf.quants import dequantize as decode
 
-    kind = tensor.tensor_type
-    if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
-        return _from_numpy(tensor.data).to(dtype)
-    shape = tuple(int(n) for n in reversed(tensor.shape))
-    if kind == GGMLQuantizationType.BF16:
-        return _from_numpy(tensor.data.view(np.int16)).view(torch.bfloat16).view(shape).to(dtype)
-    try:
-        values = decode(tensor.data, kind)
-    except NotImplementedError as error:
-        raise ConfigError(
-            Diagnostic(
-                "gguf-format",
-                f"{tensor.name} is stored as {kind.name}, which cannot be decoded",
-                fix="use a file in Q4_0, Q4_1, Q5_K, Q6_K, Q8_0 or 16 bits",
-            )
-        ) from error
-    return torch.from_numpy(values).view(shape).to(dtype)
-
-
-def _from_numpy(array: Any) -> torch.Tensor:
-    """A tensor over a read-only mapping; nobody writes through it."""
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(array)
+    quantization = GGMLQuantizationType[kind]
+    block, block_bytes = GGML_QUANT_SIZES[quantization]
+    row_bytes = shape[-1] // block * block_bytes
+    rows = data[: math.prod(shape[:-1]) * row_bytes].reshape(-1, row_bytes)
+    plain = _PLAIN.get(kind)
+    if plain is not None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            return torch.from_numpy(rows).view(plain).view(shape).to(dtype)
+    return torch.from_numpy(decode(rows, quantization)).view(shape).to(dtype)
 
 
 def _halves_together(values: torch.Tensor, num_heads: int) -> torch.Tensor:
