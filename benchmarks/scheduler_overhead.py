@@ -56,14 +56,10 @@ class ConstantExecutor:
 def measure(num_seqs: int, steps: int, async_scheduling: bool, profile: bool) -> None:
     """Run `num_seqs` requests for `steps` decode steps and print the time of each."""
     layer = (LayerCacheSpec("layer", 2, num_kv_heads=1, head_dim=1),)
-    config = KVCacheConfig(
-        16, (KVCacheGroup("full", layer),), (num_seqs * (steps // 16 + 12),)
-    )
+    config = KVCacheConfig(16, (KVCacheGroup("full", layer),), (num_seqs * (steps // 16 + 12),))
     limits = SchedulerLimits(num_seqs, 8192, steps + 200)
     executor = ConstantExecutor()
-    core = EngineCore(
-        Scheduler(limits, config, True), executor, async_scheduling=async_scheduling
-    )
+    core = EngineCore(Scheduler(limits, config, True), executor, async_scheduling=async_scheduling)
     for index in range(num_seqs):
         params = SamplingParams(temperature=0, max_tokens=steps, eos_token_ids=[0])
         prompt = [index + 1] * 128

@@ -44,19 +44,13 @@ class TroubledExecutor(PagedOracleExecutor):
 def make_core(options: dict[str, Any]) -> EngineCore:
     """A core with a small cache and 64 tokens of context."""
     config = KVCacheConfig(8, GROUPS, (40, 40))
-    limits = SchedulerLimits(
-        max_num_seqs=8, max_num_batched_tokens=32, max_model_len=64
-    )
-    return EngineCore(
-        Scheduler(limits, config, True), TroubledExecutor(config, options)
-    )
+    limits = SchedulerLimits(max_num_seqs=8, max_num_batched_tokens=32, max_model_len=64)
+    return EngineCore(Scheduler(limits, config, True), TroubledExecutor(config, options))
 
 
 def fail_with_a_finding(options: dict[str, Any]) -> EngineCore:
     """What a configuration does that only the core can judge."""
-    raise ConfigError(
-        Diagnostic("kv-cache-too-small", "no room", fix="--max-model-len 10")
-    )
+    raise ConfigError(Diagnostic("kv-cache-too-small", "no room", fix="--max-model-len 10"))
 
 
 def fail_with_a_defect(options: dict[str, Any]) -> EngineCore:

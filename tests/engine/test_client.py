@@ -37,9 +37,7 @@ def sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class Front:
     """What a server keeps of its requests."""
 
-    def __init__(
-        self, options: dict[str, Any] | None = None, make_core=cores.make_core
-    ) -> None:
+    def __init__(self, options: dict[str, Any] | None = None, make_core=cores.make_core) -> None:
         self.outputs: list[EngineCoreOutput] = []
         self.stats = None
         self.death: Exception | None = None
@@ -63,18 +61,10 @@ class Front:
             await asyncio.wait_for(self.changed.wait(), deadline - time.monotonic())
 
     def finished(self, request_id: str) -> bool:
-        return any(
-            o.request_id == request_id and o.finish_reason is not None
-            for o in self.outputs
-        )
+        return any(o.request_id == request_id and o.finish_reason is not None for o in self.outputs)
 
     def tokens(self, request_id: str) -> list[int]:
-        return [
-            t
-            for o in self.outputs
-            if o.request_id == request_id
-            for t in o.new_token_ids
-        ]
+        return [t for o in self.outputs if o.request_id == request_id for t in o.new_token_ids]
 
 
 def endless(request_id: str):
@@ -142,9 +132,7 @@ def test_a_request_that_fails_ends_alone():
             make_request("good", PROMPT),
         ):
             front.client.add_request(request)
-        await front.until(
-            lambda: all(front.finished(i) for i in ("nan", "long", "good"))
-        )
+        await front.until(lambda: all(front.finished(i) for i in ("nan", "long", "good")))
         last = {o.request_id: o for o in front.outputs}
         assert last["nan"].finish_reason is FinishReason.ERROR
         assert last["nan"].error == "logits are not finite"
@@ -164,9 +152,7 @@ def test_a_request_that_fails_ends_alone():
         ("SIGSEGV", "killed by SIGSEGV"),
     ],
 )
-def test_a_core_that_dies_is_noticed_within_a_second_with_its_cause(
-    how, cause, sockets, capfd
-):
+def test_a_core_that_dies_is_noticed_within_a_second_with_its_cause(how, cause, sockets, capfd):
     async def scenario() -> None:
         front = Front({"how": how, "at": 5, "step_s": 0.01})
         ready = await front.client.start()
@@ -208,9 +194,7 @@ def test_a_core_that_cannot_start_names_its_finding_and_exit_code(capfd):
         (cores.die_while_loading, "killed by SIGKILL"),
     ],
 )
-def test_a_core_that_breaks_while_loading_ends_the_wait_at_once(
-    make_core, cause, capfd
-):
+def test_a_core_that_breaks_while_loading_ends_the_wait_at_once(make_core, cause, capfd):
     async def scenario() -> None:
         with pytest.raises(EngineDeadError, match=cause):
             await asyncio.wait_for(Front(make_core=make_core).client.start(), 10)
@@ -268,9 +252,7 @@ asyncio.run(main())
 @pytest.mark.parametrize("make_core", ["make_core", "load_for_ever"])
 def test_a_core_whose_front_end_is_killed_leaves_nothing_behind(make_core):
     code = _PARENT.format(make_core=make_core)
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
-    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     pid = int(parent.stdout.readline())
     if make_core == "make_core":
         assert parent.stdout.readline() == "ready\n"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.engine.paged_oracle import (
     FULL,
     SLIDING,
+    CountingGrammar,
     PagedOracleExecutor,
     conv,
     expected_tokens,
@@ -20,6 +21,7 @@ from vllm.config.kv_cache import KVCacheConfig
 from vllm.engine.core import EngineCore
 from vllm.engine.messages import EngineCoreOutput, FinishReason
 from vllm.engine.scheduler import Scheduler, SchedulerLimits
+from vllm.sampling_params import StructuredOutputsParams
 
 BLOCK = 8
 
@@ -50,7 +52,10 @@ def make_core(
     )
     executor = PagedOracleExecutor(config, drafts)
     return EngineCore(
-        Scheduler(limits, config, caching), executor, async_scheduling=async_scheduling
+        Scheduler(limits, config, caching),
+        executor,
+        async_scheduling=async_scheduling,
+        compile_grammar=lambda constraint: CountingGrammar(int(constraint.regex)),
     )
 
 
@@ -62,12 +67,10 @@ def check_blocks(core: EngineCore) -> None:
         for request in core.scheduler.running:
             for block in request.block_tables[index]:
                 counts[block] += block != 0
-            if (
-                request.capacity > request.num_computed_tokens
-            ):  # something is yet to be computed
-                first = kv.groups[index].first_needed_block(
-                    request.num_computed_tokens, BLOCK
-                )
+            behind = request.block_tables[index][: request.first_held_block[index]]
+            assert not any(behind), "held behind the window"
+            if request.capacity > request.num_computed_tokens:  # something is yet to be computed
+                first = kv.groups[index].first_needed_block(request.num_computed_tokens, BLOCK)
                 assert 0 not in request.block_tables[index][first:]
         assert counts == pool.ref_counts, f"group {index}"
         free = set(pool._free)
@@ -110,7 +113,7 @@ GROUPS = {
 }
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 2**32),
     groups=st.sampled_from(sorted(GROUPS)),
@@ -142,6 +145,7 @@ def test_every_request_ends_with_the_tokens_of_an_undisturbed_run(
     # Prompts are put together from few blocks, so that equal content meets other beginnings.
     blocks = [[rng.randrange(1, 60) for _ in range(BLOCK)] for _ in range(2)]
     live, want, got, reasons, aborted = [], {}, {}, {}, set()
+    prompt_logprobs, prompts = {}, {}
     num_requests, arrived, steps = rng.randrange(2, 12), 0, 0
     while arrived < num_requests or core.has_work:
         while arrived < num_requests and rng.random() < 0.4:
@@ -156,10 +160,19 @@ def test_every_request_ends_with_the_tokens_of_an_undisturbed_run(
                 max_tokens=rng.choice([1, 2, 9, 30, None]),
                 ignore_eos=rng.random() < 0.3,
                 stop_token_ids=[rng.randrange(60)] if rng.random() < 0.2 else None,
+                min_tokens=1 if rng.random() < 0.2 else 0,
+                prompt_logprobs=1 if rng.random() < 0.1 else None,
             )
+            grammar_length = rng.choice([None, None, 12])
+            if grammar_length is not None:
+                request.sampling_params.structured_outputs = StructuredOutputsParams(regex="12")
             want[request.request_id] = expected_tokens(
-                prompt, request.sampling_params, GROUPS[groups], limit
+                prompt, request.sampling_params, GROUPS[groups], limit, grammar_length
             )
+            core.executor.answers[request.request_id] = want[request.request_id]
+            if request.sampling_params.prompt_logprobs is not None:
+                prompt_logprobs[request.request_id] = []
+                prompts[request.request_id] = prompt
             core.add_request(request)
             live.append(request.request_id)
             arrived += 1
@@ -174,6 +187,8 @@ def test_every_request_ends_with_the_tokens_of_an_undisturbed_run(
             assert output.request_id not in aborted
             assert output.request_id not in reasons, "an output after the last"
             got.setdefault(output.request_id, []).extend(output.new_token_ids)
+            for entry in output.prompt_logprobs or ():
+                prompt_logprobs[output.request_id] += entry.token_ids
             if output.finish_reason is not None:
                 reasons[output.request_id] = output.finish_reason
                 live.remove(output.request_id)
@@ -185,3 +200,5 @@ def test_every_request_ends_with_the_tokens_of_an_undisturbed_run(
         if request_id not in aborted:
             assert got[request_id] == tokens, request_id
             assert reasons[request_id] in (FinishReason.STOP, FinishReason.LENGTH)
+            if request_id in prompts:
+                assert prompt_logprobs[request_id] == prompts[request_id][1:]

@@ -94,9 +94,7 @@ def test_a_regular_expression_ends_where_it_cannot_go_on(compiler, tokenizer):
     assert allowed(grammar) == [EOS]
 
 
-@pytest.mark.parametrize(
-    "text", ['start: "a" "b"+', 'root ::= "a" "b"+'], ids=["lark", "gbnf"]
-)
+@pytest.mark.parametrize("text", ['start: "a" "b"+', 'root ::= "a" "b"+'], ids=["lark", "gbnf"])
 def test_a_grammar_may_be_written_in_lark_or_gbnf(compiler, tokenizer, text):
     grammar = compiler(StructuredOutputsParams(grammar=text))
     assert grammar.accept(tokenizer.encode("ab").ids)
@@ -120,9 +118,7 @@ def test_the_mask_covers_the_padded_vocabulary_and_never_allows_the_padding(comp
     assert max(allowed(grammar)) < 257
 
 
-def test_rows_after_drafts_equal_the_rows_of_a_grammar_that_took_them(
-    compiler, tokenizer
-):
+def test_rows_after_drafts_equal_the_rows_of_a_grammar_that_took_them(compiler, tokenizer):
     constraint = StructuredOutputsParams(json=SCHEMA)
     drafted, plain = compiler(constraint), compiler(constraint)
     drafts = tokenizer.encode('{"name"').ids
@@ -146,9 +142,7 @@ REFUSED = {
     "lark": StructuredOutputsParams(grammar="start: ("),
     "no choice": StructuredOutputsParams(choice=[]),
     "empty choice": StructuredOutputsParams(choice=["a", ""]),
-    "too big": StructuredOutputsParams(
-        json={"enum": [f"x{i}" for i in range(100_000)]}
-    ),
+    "too big": StructuredOutputsParams(json={"enum": [f"x{i}" for i in range(100_000)]}),
     "nothing": StructuredOutputsParams(),
     "two": StructuredOutputsParams(regex="a", choice=["a"]),
     "json_object false": StructuredOutputsParams(json_object=False),

@@ -122,11 +122,7 @@ class CoreProcess:
         findings = self.findings()
         kind = getattr(errors, self.failure.exception, None) if self.failure else None
         if isinstance(kind, type) and issubclass(kind, VLLMError):
-            return (
-                kind(*findings)
-                if kind is not errors.RequestError
-                else VLLMError(*findings)
-            )
+            return kind(*findings) if kind is not errors.RequestError else VLLMError(*findings)
         return EngineDeadError("\n".join(str(f) for f in findings))
 
     def _wait(self, timeout_s: float) -> bool:
@@ -264,9 +260,7 @@ class AsyncEngineClient:
             tag, body = message
             if tag == wire.OUTPUTS:
                 self._on_outputs(_decode_outputs(body))
-            elif (
-                tag == wire.READY and self._ready is not None and not self._ready.done()
-            ):
+            elif tag == wire.READY and self._ready is not None and not self._ready.done():
                 assert core.ready is not None
                 self._ready.set_result(core.ready)
             elif tag == wire.REPLY:
@@ -279,9 +273,7 @@ class AsyncEngineClient:
         """In a thread: wait for the process and tell the loop."""
         self._process.process.wait()
         assert self._loop is not None
-        with contextlib.suppress(
-            RuntimeError
-        ):  # the loop is closed: nobody is left to tell
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
             self._loop.call_soon_threadsafe(self._exited)
 
     def _exited(self) -> None:
@@ -328,9 +320,7 @@ class EngineClient(Protocol):
 class InprocClient:
     """A core in this process, stepped by the caller."""
 
-    def __init__(
-        self, vllm_config: VllmConfig, make_core: CoreFactory = EngineCore.create
-    ) -> None:
+    def __init__(self, vllm_config: VllmConfig, make_core: CoreFactory = EngineCore.create) -> None:
         self._core = make_core(vllm_config)
         self._death: EngineDeadError | None = None
 
@@ -373,9 +363,7 @@ class InprocClient:
 class ProcessClient:
     """A core in its own process with the verbs of `InprocClient`; the constructor waits."""
 
-    def __init__(
-        self, vllm_config: VllmConfig, make_core: CoreFactory = EngineCore.create
-    ) -> None:
+    def __init__(self, vllm_config: VllmConfig, make_core: CoreFactory = EngineCore.create) -> None:
         self._core = CoreProcess(vllm_config, make_core)
         self._call_ids = itertools.count()
         self._outputs: list[EngineCoreOutputs] = []

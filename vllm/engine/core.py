@@ -78,15 +78,14 @@ class EngineCore:
         self._refused: list[EngineCoreOutput] = []
         self._compile_grammar = compile_grammar
         self._compiler_threads: concurrent.futures.ThreadPoolExecutor | None = None
-        self._compiling: dict[
-            str, tuple[Request, concurrent.futures.Future[Grammar]]
-        ] = {}
+        self._compiling: dict[str, tuple[Request, concurrent.futures.Future[Grammar]]] = {}
 
     @classmethod
     def create(cls, vllm_config: VllmConfig) -> EngineCore:
         """Load the model, plan and allocate the KV cache, warm up. Raises `VLLMError`."""
-        from vllm.config.kv_plan import plan_kv_cache
         from vllm.worker.executor import Executor
+
+        from vllm.config.kv_plan import plan_kv_cache
 
         executor = Executor.create(vllm_config)
         try:
@@ -106,19 +105,20 @@ class EngineCore:
 
         config = vllm_config.scheduler_config
         speculative = vllm_config.speculative_config
-        num_drafts = (
-            speculative.num_speculative_tokens if speculative is not None else 0
-        )
+        num_drafts = (speculative.num_speculative_tokens or 0) if speculative is not None else 0
+        max_num_batched_tokens = config.max_num_batched_tokens
+        max_model_len = vllm_config.model_config.max_model_len
+        assert max_num_batched_tokens is not None and max_model_len is not None
         limits = SchedulerLimits(
             max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=vllm_config.model_config.max_model_len,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
             policy=config.policy,
             long_prefill_token_threshold=config.long_prefill_token_threshold,
-            enable_chunked_prefill=bool(config.enable_chunked_prefill),
+            enable_chunked_prefill=config.enable_chunked_prefill,
             num_speculative_tokens=num_drafts,
         )
-        caching = bool(vllm_config.cache_config.enable_prefix_caching)
+        caching = vllm_config.cache_config.enable_prefix_caching
         return cls(
             Scheduler(limits, kv_config, caching),
             executor,
@@ -136,10 +136,7 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
         return bool(
-            self.scheduler.num_unfinished
-            or self._in_flight
-            or self._refused
-            or self._compiling
+            self.scheduler.num_unfinished or self._in_flight or self._refused or self._compiling
         )
 
     def add_request(self, message: EngineCoreRequest) -> None:
@@ -181,9 +178,7 @@ class EngineCore:
             outputs += self.scheduler.update_from_output(step, handle.result())
         elif self._compiling:
             futures = [future for _, future in self._compiling.values()]
-            concurrent.futures.wait(
-                futures, _GRAMMAR_POLL_S, concurrent.futures.FIRST_COMPLETED
-            )
+            concurrent.futures.wait(futures, _GRAMMAR_POLL_S, concurrent.futures.FIRST_COMPLETED)
         elif self.scheduler.num_unfinished:
             raise AssertionError(
                 f"{self.scheduler.num_unfinished} requests are left and none can be scheduled"
@@ -204,18 +199,12 @@ class EngineCore:
                 return
             self._in_flight.append((step, self.executor.execute_model(step.output)))
 
-    def _refuse(
-        self, request_id: str, reason: str, code: str = INVALID_REQUEST
-    ) -> None:
+    def _refuse(self, request_id: str, reason: str, code: str = INVALID_REQUEST) -> None:
         self._refused.append(
-            EngineCoreOutput(
-                request_id, [], FinishReason.ERROR, stop_reason=code, error=reason
-            )
+            EngineCoreOutput(request_id, [], FinishReason.ERROR, stop_reason=code, error=reason)
         )
 
-    def _start_compiling(
-        self, request: Request, constraint: StructuredOutputsParams
-    ) -> None:
+    def _start_compiling(self, request: Request, constraint: StructuredOutputsParams) -> None:
         """Compile a grammar beside the loop: a large one takes a second."""
         if self._compile_grammar is None:
             self._refuse(request.request_id, "structured output needs a tokenizer")

@@ -129,9 +129,7 @@ def describe_failure(error: BaseException, stage: str) -> wire.CoreFailure:
         where += f"; traceback in {file.name}"
     lines = str(error).strip().splitlines()
     subject = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    finding = Diagnostic(
-        "engine-failed", subject, where=where, exit_code=ExitCode.CRASH
-    )
+    finding = Diagnostic("engine-failed", subject, where=where, exit_code=ExitCode.CRASH)
     return wire.CoreFailure([finding])
 
 

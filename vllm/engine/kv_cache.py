@@ -170,22 +170,15 @@ class KVCacheManager:
                 lengths.append(run)
             runs.append(lengths)
         for count in range(len(hashes), 0, -1):
-            firsts = [
-                self._first_needed(i, count * self.block_size) for i in self._windowed
-            ]
-            if all(
-                r[count - 1] >= count - first
-                for r, first in zip(runs, firsts, strict=True)
-            ):
+            firsts = [self._first_needed(i, count * self.block_size) for i in self._windowed]
+            if all(r[count - 1] >= count - first for r, first in zip(runs, firsts, strict=True)):
                 for index, first in zip(self._windowed, firsts, strict=True):
                     tables[index][:first] = [NULL_BLOCK] * first
                 return count
         return 0
 
     def _first_needed(self, group_index: int, num_computed_tokens: int) -> int:
-        return self.groups[group_index].first_needed_block(
-            num_computed_tokens, self.block_size
-        )
+        return self.groups[group_index].first_needed_block(num_computed_tokens, self.block_size)
 
     def can_admit(
         self,
@@ -212,9 +205,7 @@ class KVCacheManager:
                 return False
         return True
 
-    def start(
-        self, request: Request, num_cached_tokens: int, prefix: list[list[int]]
-    ) -> None:
+    def start(self, request: Request, num_cached_tokens: int, prefix: list[list[int]]) -> None:
         """Give the request its cached prefix; `grow` adds the rest."""
         count = num_cached_tokens // self.block_size
         for pool, table in zip(self.pools, prefix, strict=True):
@@ -265,9 +256,7 @@ class KVCacheManager:
         Only results that have come back count: a request that failed in this step must
         not leave its values to others.
         """
-        full = (
-            min(request.num_confirmed_tokens, len(request.token_ids)) // self.block_size
-        )
+        full = min(request.num_confirmed_tokens, len(request.token_ids)) // self.block_size
         start = request.num_published_blocks
         request.next_publish_at = (full + 1) * self.block_size
         if not self.enable_prefix_caching or full <= start:
@@ -315,20 +304,18 @@ def _salt_hash(cache_salt: str | None) -> bytes:
     """The parent of a sequence's first block: requests share blocks only within a salt."""
     if cache_salt is None:
         return b""
-    return hashlib.blake2b(
-        cache_salt.encode("utf-8", "surrogatepass"), digest_size=16
-    ).digest()
+    return hashlib.blake2b(cache_salt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _limits(config: KVCacheConfig, lookahead: int) -> tuple[int, int]:
     """The most tokens that one step may compute of a sequence, and that one may have.
 
-    A step of n tokens takes blocks for n + lookahead.
+    A step of n tokens takes blocks for n + lookahead, where the sequence may have them.
     """
     max_chunk = max_tokens = 1 << 60
     for group, num_blocks in zip(config.groups, config.num_blocks, strict=True):
-        whole = (num_blocks - 1) * config.block_size - lookahead
-        chunk = whole - config.block_size - (group.window or 0) + 1
+        whole = (num_blocks - 1) * config.block_size
+        chunk = whole - lookahead - config.block_size - (group.window or 0) + 1
         if group.window is None or chunk < 1:
             max_tokens = min(max_tokens, whole)
         else:

@@ -148,9 +148,7 @@ class Request:
         """Whether the request has ended and holds nothing."""
         return self.status is RequestStatus.FINISHED
 
-    def append(
-        self, token_ids: list[int]
-    ) -> tuple[list[int], FinishReason | None, int | None]:
+    def append(self, token_ids: list[int]) -> tuple[list[int], FinishReason | None, int | None]:
         """Take sampled tokens one by one until one ends the request.
 
         Returns the tokens taken, why it ended (None: it goes on), and the stop token id

@@ -106,7 +106,9 @@ class Scheduler:
         self._chunk = min(limits.max_num_batched_tokens, self.kv.max_chunk)
         if limits.long_prefill_token_threshold > 0:
             self._chunk = min(self._chunk, limits.long_prefill_token_threshold)
-        self.max_sequence_tokens = self.kv.max_sequence_tokens
+        self.max_sequence_tokens = limits.max_model_len
+        if self.kv.max_sequence_tokens < limits.max_model_len:
+            self.max_sequence_tokens = self.kv.max_sequence_tokens - self._lookahead
         self._max_spare = min(kv_config.num_blocks) // 50
         self._forgotten: list[str] = []  # ids that the workers must drop
         self._num_steps = 0
@@ -134,9 +136,7 @@ class Scheduler:
         """Queue a request that `refusal` has nothing against."""
         request.order = self._num_added
         self._num_added += 1
-        request.max_total_tokens = min(
-            request.max_total_tokens, self.max_sequence_tokens
-        )
+        request.max_total_tokens = min(request.max_total_tokens, self.max_sequence_tokens)
         self.requests[request.request_id] = request
         self.waiting.put(request)
 
@@ -174,9 +174,7 @@ class Scheduler:
         self.running.remove(request)
         self.kv.free(request)
         request.status = RequestStatus.PREEMPTED
-        request.num_computed_tokens = request.num_confirmed_tokens = (
-            request.num_in_flight
-        ) = 0
+        request.num_computed_tokens = request.num_confirmed_tokens = request.num_in_flight = 0
         request.draft_token_ids = []
         self._forgotten.append(request.request_id)
         self.waiting.put_back(request)
@@ -230,7 +228,9 @@ class Scheduler:
             num_tokens = 1
             if request.draft_token_ids:
                 num_tokens += self._choose_drafts(request, step)
-            end = start + num_tokens + lookahead
+            end = start + num_tokens
+            if lookahead:
+                end = self._with_lookahead(end)
             if end > request.capacity and not self._grow_or_preempt(request, end, step):
                 continue
             tokens[request] = num_tokens
@@ -257,35 +257,69 @@ class Scheduler:
             num_tokens = min(len(request.token_ids) - start, self._chunk, step.budget)
             if num_tokens < 1:
                 continue
-            end = start + num_tokens + self._lookahead
+            end = self._with_lookahead(start + num_tokens)
             if self._grow_or_preempt(request, end, step):
                 step.tokens[request] = num_tokens
                 step.budget -= num_tokens
 
     def _schedule_waiting(self, step: _Step) -> None:
         """Admit requests from the head of the queue; the first that does not fit stops it."""
+        postponed: list[Request] = []
+        under_way: set[bytes] | None = None
         while step.budget > 0 and len(self.running) < self.limits.max_num_seqs:
             request = self.waiting.peek()
-            if request is None or not self._admit(request, step):
-                return
+            if request is None or len(postponed) >= self.limits.max_num_seqs:
+                break
+            num_cached, prefix = self.kv.find_prefix(request)
+            if under_way is None:
+                under_way = self._blocks_under_way()
+            if self._soon_cached(request, num_cached, under_way):
+                postponed.append(self.waiting.take())
+                continue
+            if not self._admit(request, num_cached, prefix, step):
+                break
+            under_way.update(request.block_hashes)
+        for request in reversed(postponed):
+            self.waiting.put_back(request)
 
-    def _admit(self, request: Request, step: _Step) -> bool:
+    def _blocks_under_way(self) -> set[bytes]:
+        """Hashes of the blocks that running requests compute and have not published yet."""
+        return {
+            block_hash
+            for request in self.running
+            if request.num_confirmed_tokens < request.num_prompt_tokens
+            for block_hash in request.block_hashes[request.num_published_blocks :]
+        }
+
+    def _soon_cached(self, request: Request, num_cached: int, under_way: set[bytes]) -> bool:
+        """Whether a running request computes most of what this one lacks.
+
+        Many samples of one prompt arrive together: the first computes it, the others wait
+        for its blocks and start a step or two later with the prompt in the cache.
+        """
+        if not under_way or request.needs_whole_prompt:
+            return False
+        size = self.kv.block_size
+        gain = 0
+        for block_hash in request.block_hashes[num_cached // size :]:
+            if block_hash not in under_way:
+                break
+            gain += size
+        return 2 * gain > len(request.token_ids) - num_cached
+
+    def _admit(
+        self, request: Request, num_cached: int, prefix: list[list[int]], step: _Step
+    ) -> bool:
         known = len(request.token_ids)
-        num_cached, prefix = self.kv.find_prefix(request)
         num_tokens = min(known - num_cached, self._chunk)
-        if (
-            not self.limits.enable_chunked_prefill
-            and num_tokens > step.budget
-            and step.tokens
-        ):
+        whole = not self.limits.enable_chunked_prefill
+        if whole and num_tokens > step.budget and step.tokens:
             return False
         num_tokens = min(num_tokens, step.budget)
-        end = num_cached + num_tokens + self._lookahead
+        end = self._with_lookahead(num_cached + num_tokens)
         # A few blocks stay free for the running ones, lest the newcomer be thrown out at once.
         spare = min(len(self.running), self._max_spare) if self.running else -1
-        if not self.kv.can_admit(
-            known, end, self._chunk + self._lookahead, prefix, spare
-        ):
+        if not self.kv.can_admit(known, end, self._chunk + self._lookahead, prefix, spare):
             return False
         self.waiting.take()
         self.kv.start(request, num_cached, prefix)
@@ -302,6 +336,10 @@ class Scheduler:
         step.tokens[request] = num_tokens
         step.budget -= num_tokens
         return True
+
+    def _with_lookahead(self, num_tokens: int) -> int:
+        """Tokens to have blocks for, so that the drafter can write ahead."""
+        return min(num_tokens + self._lookahead, self.limits.max_model_len)
 
     def _launch(self, step: _Step) -> ScheduledStep:
         """Write down the step for the workers and advance its requests."""
@@ -324,9 +362,7 @@ class Scheduler:
                 new_requests.append(_new_request_data(request))
             else:
                 blocks = blocks_of.get(request, no_blocks)
-                cached_requests.append(
-                    CachedRequestData(request.request_id, blocks, start)
-                )
+                cached_requests.append(CachedRequestData(request.request_id, blocks, start))
             scheduled[request.request_id] = num_tokens
             if request.wants_prompt_logprobs:
                 starts[request.request_id] = start
@@ -374,9 +410,7 @@ class Scheduler:
                 if drafts and sampled and request.request_id in drafts:
                     num_tokens -= self._reject_drafts(request, drafts, sampled)
                 request.num_confirmed_tokens += num_tokens
-                request.draft_token_ids = result.draft_token_ids.get(
-                    request.request_id, _NO_TOKENS
-                )
+                request.draft_token_ids = result.draft_token_ids.get(request.request_id, _NO_TOKENS)
             if sampled:
                 outputs.append(self._take_tokens(request, sampled))
             elif request.status is _RUNNING:
@@ -400,9 +434,8 @@ class Scheduler:
         if reason is not None:
             if reason is FinishReason.ERROR:
                 output.stop_reason = "grammar"
-                output.error = (
-                    "a sampled token broke the grammar of the structured output"
-                )
+                assert request.grammar is not None
+                output.error = request.grammar.error
             self._finish(request)
         return output
 
@@ -427,11 +460,7 @@ class Scheduler:
             pieces = result.prompt_logprobs.get(request.request_id)
             output = by_id.get(request.request_id)
             ended = request.status is _FINISHED
-            if (
-                not pieces
-                or (ended and output is None)
-                or request.request_id in result.errors
-            ):
+            if not pieces or (ended and output is None) or request.request_id in result.errors:
                 continue
             fresh = self._fresh_prompt_logprobs(step, request, pieces)
             if output is None and fresh:
@@ -450,8 +479,7 @@ class Scheduler:
         Entry i is about prompt position i + 1 and comes from computing token i.
         """
         start = step.starts[request.request_id]
-        if start > request.num_prompt_logprobs_sent:
-            return []  # of a run that was preempted: the missing ones will come again
+        assert start <= request.num_prompt_logprobs_sent
         end = min(start + len(pieces), request.num_prompt_tokens - 1)
         fresh = pieces[request.num_prompt_logprobs_sent - start : max(0, end - start)]
         request.num_prompt_logprobs_sent += len(fresh)
@@ -479,9 +507,7 @@ class Scheduler:
         stats.num_draft_tokens += num_drafts
         stats.num_accepted_tokens += len(sampled) - 1
         per_position = stats.accepted_per_position
-        per_position.extend(
-            [0] * (self.limits.num_speculative_tokens - len(per_position))
-        )
+        per_position.extend([0] * (self.limits.num_speculative_tokens - len(per_position)))
         for position in range(len(sampled) - 1):
             per_position[position] += 1
         return rejected

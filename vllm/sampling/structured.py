@@ -35,21 +35,13 @@ def grammar_of(constraint: StructuredOutputsParams) -> str:
     """The constraint in llguidance's own form. Raises `RequestError`."""
     from llguidance import LLMatcher, grammar_from
 
-    given = [
-        name
-        for name in constraint.__struct_fields__
-        if getattr(constraint, name) is not None
-    ]
+    given = [name for name in constraint.__struct_fields__ if getattr(constraint, name) is not None]
     if len(given) != 1:
         found = ", ".join(given) or "none"
-        raise RequestError(
-            f"structured output takes exactly one constraint, got {found}", _PARAM
-        )
+        raise RequestError(f"structured output takes exactly one constraint, got {found}", _PARAM)
     try:
         if constraint.json is not None:
-            return LLMatcher.grammar_from_json_schema(
-                constraint.json, defaults=_JSON_OPTIONS
-            )
+            return LLMatcher.grammar_from_json_schema(constraint.json, defaults=_JSON_OPTIONS)
         if constraint.regex is not None:
             return LLMatcher.grammar_from_regex(constraint.regex)
         if constraint.choice is not None:
@@ -60,9 +52,7 @@ def grammar_of(constraint: StructuredOutputsParams) -> str:
         raise RequestError(_message(given[0], str(error)), _PARAM) from None
     if not constraint.json_object:
         raise RequestError("json_object must be true or left out", _PARAM)
-    return LLMatcher.grammar_from_json_schema(
-        {"type": "object"}, defaults=_JSON_OPTIONS
-    )
+    return LLMatcher.grammar_from_json_schema({"type": "object"}, defaults=_JSON_OPTIONS)
 
 
 def check_constraint(constraint: StructuredOutputsParams) -> None:
@@ -188,5 +178,5 @@ def make_grammar_compiler(vllm_config: VllmConfig) -> GrammarCompiler | None:
         return get_tokenizer(model_config).backend.to_str()
 
     return GrammarCompiler(
-        load_tokenizer, model_config.shape.vocab_size, list(model_config.eos_token_ids)
+        load_tokenizer, model_config.shape.sampled_vocab_size, list(model_config.eos_token_ids)
     )
