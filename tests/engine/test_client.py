@@ -203,6 +203,26 @@ def test_a_core_that_breaks_while_loading_ends_the_wait_at_once(make_core, cause
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_a_front_end_that_stumbles_over_an_output_gets_the_next_ones():
+    async def scenario() -> None:
+        front = Front()
+        await front.client.start()
+        take, stumbles = front.take, []
+
+        def stumble(outputs: EngineCoreOutputs) -> None:
+            take(outputs)
+            stumbles.append(outputs)
+            raise KeyError("a defect of the front end")
+
+        front.client._on_outputs = stumble
+        front.client.add_request(make_request("r", PROMPT, max_tokens=30, ignore_eos=True))
+        await front.until(lambda: front.finished("r"))
+        assert len(front.tokens("r")) == 30 and len(stumbles) >= 30
+        await front.client.shutdown()
+
+    asyncio.run(scenario())
+
+
 def test_signals_that_end_a_server_do_not_end_its_core():
     async def scenario() -> None:
         front = Front()

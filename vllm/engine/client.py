@@ -33,9 +33,12 @@ from vllm.engine import wire
 from vllm.engine.core import EngineCore
 from vllm.engine.messages import EngineCoreOutputs, EngineCoreRequest
 from vllm.errors import Diagnostic, EngineDeadError, ExitCode, VLLMError
+from vllm.logger import init_logger
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+logger = init_logger(__name__)
 
 CoreFactory = Callable[["VllmConfig"], EngineCore]
 """Makes the core in its process; pickled by name, so a module-level callable."""
@@ -47,6 +50,7 @@ _BOOTSTRAP = (
 _SHUTDOWN_TIMEOUT_S = 3.0
 _PIPE_TIMEOUT_S = 1.0
 _LAST_WORDS_S = 0.3
+_MESSAGES_PER_CALL = 4
 
 _decode_outputs = msgspec.msgpack.Decoder(EngineCoreOutputs).decode
 _decode_ready = msgspec.msgpack.Decoder(wire.CoreReady).decode
@@ -253,21 +257,34 @@ class AsyncEngineClient:
         self._process.send(tag, body)
 
     def _drain(self) -> None:
-        """Handle every message that is there: the descriptor signals only new ones."""
-        core = self._process
-        while not core.inbox.closed and (message := core.receive()) is not None:
+        """Handle messages that are there, a few at a time so that the loop's others get on.
+
+        The descriptor signals only new messages: what is left needs another call.
+        """
+        core, loop = self._process, self._loop
+        assert loop is not None
+        for _ in range(_MESSAGES_PER_CALL):
+            message = None if core.inbox.closed else core.receive()
+            if message is None:
+                return
             self._last_message = time.monotonic()
-            tag, body = message
-            if tag == wire.OUTPUTS:
-                self._on_outputs(_decode_outputs(body))
-            elif tag == wire.READY and self._ready is not None and not self._ready.done():
-                assert core.ready is not None
-                self._ready.set_result(core.ready)
-            elif tag == wire.REPLY:
-                call_id, result = msgspec.msgpack.decode(body)
-                future = self._calls.pop(call_id, None)
-                if future is not None and not future.done():
-                    future.set_result(result)
+            try:
+                self._handle(*message)
+            except Exception:
+                logger.exception("a message of the engine core could not be handled")
+        loop.call_soon(self._drain)
+
+    def _handle(self, tag: bytes, body: bytes) -> None:
+        if tag == wire.OUTPUTS:
+            self._on_outputs(_decode_outputs(body))
+        elif tag == wire.READY and self._ready is not None and not self._ready.done():
+            assert self._process.ready is not None
+            self._ready.set_result(self._process.ready)
+        elif tag == wire.REPLY:
+            call_id, result = msgspec.msgpack.decode(body)
+            future = self._calls.pop(call_id, None)
+            if future is not None and not future.done():
+                future.set_result(result)
 
     def _watch(self) -> None:
         """In a thread: wait for the process and tell the loop."""
