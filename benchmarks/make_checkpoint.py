@@ -158,7 +158,7 @@ def _shards(config: dict[str, Any], seed: int) -> Iterator[dict[str, Any]]:
 
 
 def write_tokenizer(path: Path, vocab_size: int, max_length: int) -> None:
-    """A byte-level BPE in which every id below `vocab_size` has a text, most of them unreachable."""
+    """A byte-level BPE in which every id has a text; most of them no text gives."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

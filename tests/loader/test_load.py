@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading: formats agree, what is missing or misshapen is told, dummy weights are a function of the seed."""
+"""Loading: formats agree, what is missing or misshapen is told, dummy weights repeat."""
 
 from __future__ import annotations
 

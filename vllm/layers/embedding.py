@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from vllm.layers.context import BuildContext
-from vllm.layers.linear import Linear, padded_vocab_size
+from vllm.layers.linear import Linear, new_parameter, padded_vocab_size
 
 
 def _load_rows(target: torch.Tensor, tensor: torch.Tensor, rank: int, vocab_size: int) -> None:
@@ -28,9 +28,7 @@ class VocabParallelEmbedding(nn.Module):
         self.vocab_size = vocab_size
         self.num_rows = padded_vocab_size(vocab_size, ctx.tp.world_size) // ctx.tp.world_size
         self.first_row = ctx.tp.rank * self.num_rows
-        self.weight = nn.Parameter(
-            torch.empty(self.num_rows, hidden_size, dtype=ctx.dtype, device=ctx.device), False
-        )
+        self.weight = new_parameter(ctx, self.num_rows, hidden_size)
 
     def load(self, kind: str, tensor: torch.Tensor, part: int | None = None) -> None:
         """Copy this rank's rows of the checkpoint's (vocab_size, hidden_size) table."""

@@ -38,6 +38,11 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     )
 
 
+def new_parameter(ctx: BuildContext, *size: int) -> nn.Parameter:
+    """Room for a weight in the model's dtype on its device; nothing is computed for it."""
+    return nn.Parameter(torch.empty(size, dtype=ctx.dtype, device=ctx.device), False)
+
+
 def shard(tensor: torch.Tensor, dim: int, rank: int, world_size: int) -> torch.Tensor:
     """Rank's equal part of `tensor` along `dim`, a view."""
     if world_size == 1:
@@ -58,9 +63,8 @@ class Linear(nn.Module):
         self.input_size = input_size
         self.output_size = output_size
         self.packed: torch.Tensor | None = None
-        options = {"dtype": ctx.dtype, "device": ctx.device}
-        self.weight = nn.Parameter(torch.empty(output_size, input_size, **options), False)
-        self.bias = nn.Parameter(torch.zeros(output_size, **options), False) if bias else None
+        self.weight = new_parameter(ctx, output_size, input_size)
+        self.bias = new_parameter(ctx, output_size) if bias else None
 
     def load(self, kind: str, tensor: torch.Tensor, part: int | None = None) -> None:
         """Copy the rows that this rank needs of a checkpoint's `kind` ("weight" or "bias")."""

@@ -15,7 +15,7 @@ from torch import nn
 
 from vllm.layers.activation import silu_and_mul
 from vllm.layers.context import BuildContext
-from vllm.layers.linear import can_pack, pack_weight, packed_linear, shard
+from vllm.layers.linear import can_pack, new_parameter, pack_weight, packed_linear, shard
 
 GATE, UP, DOWN = 0, 1, 2
 """Parts of an expert, as `FusedMoE.load` counts them."""
@@ -45,9 +45,8 @@ class FusedMoE(nn.Module):
         self.tp = ctx.tp
         self.num_experts = num_experts
         self.inner = inner = intermediate_size // ctx.tp.world_size
-        options = {"dtype": ctx.dtype, "device": ctx.device}
-        self.w13 = nn.Parameter(torch.empty(num_experts, 2 * inner, hidden_size, **options), False)
-        self.w2 = nn.Parameter(torch.empty(num_experts, hidden_size, inner, **options), False)
+        self.w13 = new_parameter(ctx, num_experts, 2 * inner, hidden_size)
+        self.w2 = new_parameter(ctx, num_experts, hidden_size, inner)
         self.packed: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def load(self, kind: str, tensor: torch.Tensor, part: int, expert: int) -> None:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from vllm.layers.context import BuildContext
+from vllm.layers.linear import new_parameter
 
 
 class RMSNorm(nn.Module):
@@ -19,7 +20,7 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps = eps
         self.shape = (size,)
-        self.weight = nn.Parameter(torch.empty(size, dtype=ctx.dtype, device=ctx.device), False)
+        self.weight = new_parameter(ctx, size)
 
     def load(self, kind: str, tensor: torch.Tensor, part: int | None = None) -> None:
         """Copy the checkpoint's (size,) weight."""

@@ -168,7 +168,9 @@ class CausalDecoder(nn.Module):
 
         Tensors that no module takes are passed over.
         """
-        modules: dict[str, Any] = dict(self.named_modules())
+        modules = dict(self.named_modules())
+        if self.tied:
+            del modules["lm_head"]
         filled = set()
         for name, tensor in weights:
             module, _, kind = name.removeprefix("model.").rpartition(".")
@@ -176,8 +178,8 @@ class CausalDecoder(nn.Module):
                 self.rope.divide_frequencies(tensor)
                 continue
             place, details = self.place(module)
-            target = modules.get(place)
-            if takes(target, kind) and not (target is self.lm_head and self.tied):
+            target: Any = modules.get(place)
+            if takes(target, kind):
                 target.load(kind, tensor, **details)
                 filled.add(place)
         return {n for n, _ in self.named_parameters() if n.rpartition(".")[0] in filled}
