@@ -118,6 +118,14 @@ def test_the_mask_covers_the_padded_vocabulary_and_never_allows_the_padding(comp
     assert max(allowed(grammar)) < 257
 
 
+def test_rows_are_cut_where_the_model_samples_fewer_ids_than_the_tokenizer_has(tokenizer):
+    wide = GrammarCompiler(tokenizer.to_str, VOCAB, [EOS])
+    narrow = GrammarCompiler(tokenizer.to_str, 200, [EOS])
+    rows = [c(StructuredOutputsParams(regex="[ab]")).bitmask_rows([]) for c in (wide, narrow)]
+    assert len(rows[1]) == (200 + 31) // 32 * 4
+    assert rows[0].startswith(rows[1])
+
+
 def test_rows_after_drafts_equal_the_rows_of_a_grammar_that_took_them(compiler, tokenizer):
     constraint = StructuredOutputsParams(json=SCHEMA)
     drafted, plain = compiler(constraint), compiler(constraint)

@@ -85,8 +85,9 @@ def _message(kind: str, reason: str) -> str:
 class TokenGrammar:
     """One request's constraint and how far its text has come."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher
+        self._row_bytes = (vocab_size + 31) // 32 * 4
 
     def accept(self, token_ids: list[int]) -> bool:
         """Advance by sampled tokens; False if one is forbidden or a limit was hit."""
@@ -102,15 +103,14 @@ class TokenGrammar:
         The drafts must be allowed (`num_allowed`). A matcher in error gives a mask with the
         end of text alone; the next `accept` then ends the request.
         """
-        matcher = self._matcher
-        if not draft_token_ids:
-            return matcher.compute_bitmask()
-        rows = [matcher.compute_bitmask()]
+        matcher, size = self._matcher, self._row_bytes
+        rows = [matcher.compute_bitmask()[:size]]
         for consumed, token in enumerate(draft_token_ids, start=1):
             if not matcher.consume_token(token):
                 raise AssertionError(f"draft {consumed} ({token}) was not checked")
-            rows.append(matcher.compute_bitmask())
-        matcher.rollback(len(draft_token_ids))
+            rows.append(matcher.compute_bitmask()[:size])
+        if draft_token_ids:
+            matcher.rollback(len(draft_token_ids))
         return b"".join(rows)
 
     @property
@@ -151,18 +151,19 @@ class GrammarCompiler:
         matcher = LLMatcher(self._tokenizer_now(), grammar, log_level=0)
         if matcher.is_error():
             raise RequestError(_message(_kind(constraint), matcher.get_error()), _PARAM)
-        return TokenGrammar(matcher)
+        return TokenGrammar(matcher, self._vocab_size)
 
     def _tokenizer_now(self) -> LLTokenizer:
         from llguidance import LLTokenizer
 
         with self._lock:
             if self._tokenizer is None:
-                self._tokenizer = LLTokenizer(
-                    self._load_tokenizer(),
-                    n_vocab=self._vocab_size,
-                    eos_token=self._eos_token_ids or None,
-                )
+                text, eos = self._load_tokenizer(), self._eos_token_ids or None
+                try:
+                    self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=eos)
+                except ValueError:
+                    # A tokenizer with more ids than the model samples; the rows are cut.
+                    self._tokenizer = LLTokenizer(text, eos_token=eos)
             return self._tokenizer
 
 
