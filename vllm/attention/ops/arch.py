@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chip facts and launch configurations of the attention kernels.
+
+A configuration is a pure function of the chip's name and the problem's shape, so that
+the launcher and the ahead-of-time compilation test take the same one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import torch
+
+INTERPRETER = "cpu"
+"""Name of the "chip" when Triton interprets kernels on CPU tensors."""
+
+SHARED_MEMORY_BYTES = {
+    "sm_80": 163 * 1024,
+    "sm_86": 99 * 1024,
+    "sm_89": 99 * 1024,
+    "sm_90": 227 * 1024,
+    "sm_100": 227 * 1024,
+    "sm_103": 227 * 1024,
+    "sm_110": 227 * 1024,
+    "sm_120": 99 * 1024,
+    "sm_121": 99 * 1024,
+    "gfx942": 64 * 1024,
+    "gfx950": 160 * 1024,
+}
+"""Most shared memory that one block may opt into (CUDA programming guide, CDNA ISA guides)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelConfig:
+    """Block sizes and launch options of one kernel."""
+
+    block_m: int
+    """Query rows a program holds; a row is one token of one query head."""
+    block_n: int
+    """Keys a step of the inner loop."""
+    num_warps: int
+    num_stages: int
+    programs_per_sm: int = 1
+    """Programs that fit one multiprocessor; sizes the grid of the decode kernel."""
+
+
+def device_arch(device: torch.device) -> str:
+    """Name of the chip behind `device`: "sm_90", "gfx942", or INTERPRETER for the CPU."""
+    if device.type != "cuda":
+        return INTERPRETER
+    return _cuda_arch(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@functools.cache
+def _cuda_arch(index: int) -> str:
+    if torch.version.hip:
+        return str(torch.cuda.get_device_properties(index).gcnArchName).split(":")[0]
+    major, minor = torch.cuda.get_device_capability(index)
+    return f"sm_{major}{minor}"
+
+
+def num_multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of `device`; 2 under the interpreter, so that splits are exercised."""
+    if device.type != "cuda":
+        return 2
+    return _cuda_multiprocessors(
+        torch.cuda.current_device() if device.index is None else device.index
+    )
+
+
+@functools.cache
+def _cuda_multiprocessors(index: int) -> int:
+    return int(torch.cuda.get_device_properties(index).multi_processor_count)
+
+
+def next_power_of_2(value: int) -> int:
+    """Smallest power of two that is at least `value` (1 for 0)."""
+    return 1 << max(0, value - 1).bit_length()
+
+
+def _shared_memory(arch: str) -> int:
+    """Limit of `arch`; the smallest known one for chips that the table does not name."""
+    return SHARED_MEMORY_BYTES.get(arch, min(SHARED_MEMORY_BYTES.values()))
+
+
+def _fit(arch: str, candidates: list[tuple[int, int]], fixed: int, row_bytes: int) -> int:
+    """Index of the first (block_n, num_stages) whose buffers fit; the last one if none does."""
+    limit = _shared_memory(arch)
+    for index, (block_n, num_stages) in enumerate(candidates):
+        # K and V tiles of every stage, beside what the kernel keeps for its queries.
+        if fixed + 2 * num_stages * block_n * row_bytes <= limit:
+            return index
+    return len(candidates) - 1
+
+
+def decode_config(arch: str, rows: int, head_dim: int, itemsize: int) -> KernelConfig:
+    """Configuration of the split-KV kernel.
+
+    Args:
+        arch: Chip name as `device_arch` gives it.
+        rows: Query tokens a request times query heads a KV head, at most 128.
+        head_dim: Width of a head.
+        itemsize: Bytes an element of the cache.
+    """
+    block_m = max(16, next_power_of_2(rows))
+    if arch == INTERPRETER:
+        return KernelConfig(block_m, 32, 4, 1, programs_per_sm=3)
+    block_d = max(16, next_power_of_2(head_dim))
+    row_bytes = block_d * itemsize
+    # The scores and the accumulator pass through shared memory between the two products.
+    fixed = block_m * max(block_d, 128) * 4
+    candidates = [(128, 3), (128, 2), (64, 2), (32, 2), (16, 2), (16, 1)]
+    if itemsize == 4 or block_m > 64:
+        candidates = candidates[2:]
+    block_n, num_stages = candidates[_fit(arch, candidates, fixed, row_bytes)]
+    return KernelConfig(
+        block_m, block_n, 8 if block_m > 32 else 4, num_stages, 2 if arch == "sm_90" else 1
+    )
+
+
+def prefill_config(arch: str, rows: int, head_dim: int, itemsize: int) -> KernelConfig:
+    """Configuration of the query-tile kernel; `rows` is the longest request's row count."""
+    if arch == INTERPRETER:
+        return KernelConfig(16, 16, 4, 1)
+    block_d = max(16, next_power_of_2(head_dim))
+    row_bytes = block_d * itemsize
+    block_m = 64 if rows <= 64 or itemsize == 4 or block_d > 128 else 128
+    if arch.startswith("gfx"):
+        return KernelConfig(block_m, 32 if itemsize == 4 else 64, 4, 1)
+    candidates = [(128, 2), (64, 2), (32, 2), (16, 2), (16, 1)]
+    if arch not in ("sm_90", "sm_100", "sm_103", "sm_110") or block_m < 128:
+        candidates = candidates[1:]
+    if itemsize == 4:
+        candidates = [c for c in candidates if c[0] <= 32]
+    block_n, num_stages = candidates[_fit(arch, candidates, block_m * row_bytes, row_bytes)]
+    return KernelConfig(block_m, block_n, 8 if block_m == 128 else 4, num_stages)
