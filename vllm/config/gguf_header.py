@@ -15,7 +15,19 @@ from typing import Any
 from vllm.errors import ConfigError, Diagnostic
 from vllm.models.registry import GGUF_ARCHITECTURES
 
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 _STRING, _ARRAY = 8, 9
 _MAX_ITEMS = 1 << 26
 
@@ -121,7 +133,9 @@ def read_gguf_header(path: str) -> GgufHeader:
             size = os.fstat(file.fileno()).st_size
             magic = file.read(4)
             if magic != b"GGUF":
-                what = "is empty" if size == 0 else "is a Git LFS pointer" if magic == b"vers" else ""
+                what = (
+                    "is empty" if size == 0 else "is a Git LFS pointer" if magic == b"vers" else ""
+                )
                 raise _broken(path, what or f"it starts with {magic!r}, not with GGUF")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _parse(_Reader(data, path), size)

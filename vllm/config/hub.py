@@ -16,9 +16,7 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.py", "additional_chat_templates/*")
 
 
-def resolve_model(
-    model: str, revision: str | None = None, download_dir: str | None = None
-) -> str:
+def resolve_model(model: str, revision: str | None = None, download_dir: str | None = None) -> str:
     """Local path of `model`: a directory, a GGUF file, or a hub id's snapshot.
 
     An empty name is the embedded default model. Raises `ConfigError` or `ResourceError`.
@@ -156,7 +154,10 @@ def _download(model: str, revision: str | None, cache: Path, patterns: tuple[str
         )
     except GatedRepoError:
         code, subject = "model-gated", f"{model} is gated: the hub wants its licence accepted"
-        why, fix = "the hub refused this account", "accept it on the model's page, then hf auth login"
+        why, fix = (
+            "the hub refused this account",
+            "accept it on the model's page, then hf auth login",
+        )
     except RepositoryNotFoundError:
         code, subject = "model-not-found", f"the hub has no model {model}, or it is private"
         why, fix = "the hub answered 404", "correct the id, or hf auth login for a private one"
@@ -176,9 +177,7 @@ def _check_disk(model: str, revision: str | None, cache: Path) -> None:
         info = HfApi().model_info(model, revision=revision, files_metadata=True)
     except OSError:
         return
-    needed = sum(
-        s.size or 0 for s in info.siblings or () if s.rfilename.endswith(".safetensors")
-    )
+    needed = sum(s.size or 0 for s in info.siblings or () if s.rfilename.endswith(".safetensors"))
     existing = cache
     while not existing.exists():
         existing = existing.parent

@@ -12,9 +12,7 @@ from vllm.config.fields import check_values, option, raise_usage
 class StructuredOutputsConfig:
     """Structured output."""
 
-    backend: str = option(
-        "auto", choices=("auto", "guidance"), flag="--structured-outputs-backend"
-    )
+    backend: str = option("auto", choices=("auto", "guidance"), flag="--structured-outputs-backend")
     """Library that turns a schema into token masks; auto and guidance are llguidance."""
     reasoning_parser: str = ""
     """Splits thinking from the answer: inkling, qwen3, deepseek_r1; empty: nothing is split."""

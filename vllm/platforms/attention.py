@@ -142,9 +142,7 @@ def select_attention_backend(
     work here, naming those that can.
     """
     order = (_RELATIVE_PREFERENCE if needs.relative_bias else _PREFERENCE)[device_type]
-    against = {
-        b.name: b.reasons_against(device_type, devices, needs) for b in BACKENDS.values()
-    }
+    against = {b.name: b.reasons_against(device_type, devices, needs) for b in BACKENDS.values()}
     possible = [b for b in order if not against[b.name]]
     if requested is not None:
         return _forced(requested.upper(), against, [b.name for b in possible])

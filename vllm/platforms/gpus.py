@@ -26,7 +26,12 @@ class Gpu:
 
 
 def _gpu(
-    name: str, capability: str, memory_gib: float, bandwidth: int, tflops: int, unified: bool = False
+    name: str,
+    capability: str,
+    memory_gib: float,
+    bandwidth: int,
+    tflops: int,
+    unified: bool = False,
 ) -> Gpu:
     major, minor = capability.split(".")
     return Gpu(

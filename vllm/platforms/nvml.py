@@ -60,9 +60,7 @@ def _reason(error: Exception) -> str:
 
 
 def _enumerate(pynvml: Any) -> Enumeration:
-    handles = [
-        pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())
-    ]
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
     devices = [
         _describe(pynvml, index, handle) for index, handle in enumerate(_visible(pynvml, handles))
     ]

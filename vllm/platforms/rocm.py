@@ -75,9 +75,7 @@ def _topology() -> tuple[Device, ...]:
         name = f"AMD gfx{major}{minor:x}{stepping:x}"
         banks = (_properties(p / "properties") for p in (node / "mem_banks").glob("*"))
         total = sum(bank.get("size_in_bytes", 0) for bank in banks) or None
-        devices.append(
-            Device(len(devices), name, DeviceCapability(major, minor), total, total)
-        )
+        devices.append(Device(len(devices), name, DeviceCapability(major, minor), total, total))
     return tuple(devices)
 
 
