@@ -49,6 +49,9 @@ class ConstantExecutor:
             sampled.append([7] if self._left[request_id] <= 0 else [])
         return Result(ModelRunnerOutput(list(work.num_scheduled_tokens), sampled))
 
+    def check_health(self) -> None:
+        """Nothing can be gone."""
+
     def shutdown(self) -> None:
         """Nothing to release."""
 

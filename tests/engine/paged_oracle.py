@@ -189,6 +189,9 @@ class PagedOracleExecutor:
             for group, count in zip(config.groups, config.num_blocks, strict=True)
         ]
 
+    def check_health(self) -> None:
+        """Nothing can be gone."""
+
     def shutdown(self) -> None:
         """Nothing to release."""
 

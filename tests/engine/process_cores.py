@@ -17,7 +17,7 @@ from vllm.config.kv_cache import KVCacheConfig
 from vllm.engine.core import EngineCore
 from vllm.engine.messages import SchedulerOutput
 from vllm.engine.scheduler import Scheduler, SchedulerLimits
-from vllm.errors import ConfigError, Diagnostic
+from vllm.errors import ConfigError, Diagnostic, EngineDeadError
 
 GROUPS = (FULL, SLIDING)
 
@@ -28,6 +28,10 @@ class TroubledExecutor(PagedOracleExecutor):
     def __init__(self, config: KVCacheConfig, options: dict[str, Any]) -> None:
         super().__init__(config)
         self._options = options
+
+    def check_health(self) -> None:
+        if self._options.get("how") == "lost worker":
+            raise EngineDeadError("rank 1 was killed by SIGKILL")
 
     def execute_model(self, work: SchedulerOutput) -> Any:
         time.sleep(self._options.get("step_s", 0.0))

@@ -176,6 +176,17 @@ def test_a_core_that_dies_is_noticed_within_a_second_with_its_cause(how, cause, 
     assert all("second line" in t.read_text() for t in traces)
 
 
+def test_a_worker_that_dies_while_nothing_runs_is_noticed_within_a_second():
+    async def scenario() -> None:
+        front = Front({"how": "lost worker"})
+        await front.client.start()
+        await front.until(lambda: front.death is not None, timeout_s=1.5)
+        assert str(front.death).startswith("error[engine-failed]: rank 1 was killed by SIGKILL")
+        await front.client.shutdown()
+
+    asyncio.run(scenario())
+
+
 def test_a_core_that_cannot_start_names_its_finding_and_exit_code(capfd):
     async def scenario() -> None:
         with pytest.raises(ConfigError) as caught:

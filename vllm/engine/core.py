@@ -56,6 +56,9 @@ class StepExecutor(Protocol):
     def execute_model(self, scheduler_output: SchedulerOutput) -> StepHandle:
         """Launch a step."""
 
+    def check_health(self) -> None:
+        """Raise `EngineDeadError` if a worker is gone."""
+
     def shutdown(self) -> None:
         """Release devices and end workers."""
 
@@ -83,9 +86,8 @@ class EngineCore:
     @classmethod
     def create(cls, vllm_config: VllmConfig) -> EngineCore:
         """Load the model, plan and allocate the KV cache, warm up. Raises `VLLMError`."""
-        from vllm.worker.executor import Executor
-
         from vllm.config.kv_plan import plan_kv_cache
+        from vllm.worker.executor import Executor
 
         executor = Executor.create(vllm_config)
         try:

@@ -35,7 +35,7 @@ from vllm.engine.messages import (
     EngineCoreRequest,
     FinishReason,
 )
-from vllm.errors import Diagnostic, ExitCode, VLLMError
+from vllm.errors import Diagnostic, EngineDeadError, ExitCode, VLLMError
 from vllm.logger import init_logger
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-_HEARTBEAT_MS = 2000
+_HEARTBEAT_MS = 500
 _LINGER_MS = 1000
 
 
@@ -129,6 +129,8 @@ def describe_failure(error: BaseException, stage: str) -> wire.CoreFailure:
         where += f"; traceback in {file.name}"
     lines = str(error).strip().splitlines()
     subject = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    if isinstance(error, EngineDeadError) and lines:
+        subject = lines[0]
     finding = Diagnostic("engine-failed", subject, where=where, exit_code=ExitCode.CRASH)
     return wire.CoreFailure([finding])
 
@@ -174,6 +176,7 @@ class CoreLoop:
         if wait:
             self._send_stats()  # aborts change the gauges without a step
             while not inbox.poll(_HEARTBEAT_MS):
+                self._core.executor.check_health()
                 self._channel.send(wire.HEARTBEAT)
         while True:
             try:
