@@ -30,6 +30,10 @@ def _is_dataclass(node: ast.ClassDef) -> bool:
     return any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
 
 
+def _is_not_a_field(node: ast.AnnAssign) -> bool:
+    return any(name in ast.unparse(node.annotation) for name in ("ClassVar", "InitVar"))
+
+
 def _is_derived(value: ast.expr) -> bool:
     """Filled in by validation or by the caller's machinery: no flag, no argument of a user."""
     text = ast.unparse(value)
@@ -38,7 +42,7 @@ def _is_derived(value: ast.expr) -> bool:
 
 def _check_class(node: ast.ClassDef) -> Iterator[Finding]:
     for field, following in zip(node.body, [*node.body[1:], None], strict=True):
-        if not isinstance(field, ast.AnnAssign) or "ClassVar" in ast.unparse(field.annotation):
+        if not isinstance(field, ast.AnnAssign) or _is_not_a_field(field):
             continue
         name = f"{node.name}.{ast.unparse(field.target)}"
         if field.value is None:

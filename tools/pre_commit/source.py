@@ -48,8 +48,8 @@ def _imports(module: str, is_package: bool, node: ast.AST, early: bool) -> Itera
             names = [f"{base}.{n.name}" if own else base for n in child.names]
             yield from (Import(name, child.lineno, early) for name in names)
         elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            for other in child.orelse:
-                yield from _imports(module, is_package, other, early)
+            orelse = ast.Module(body=child.orelse, type_ignores=[])
+            yield from _imports(module, is_package, orelse, early)
         else:
             function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
             yield from _imports(module, is_package, child, early and not function)
