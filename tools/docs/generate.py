@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import subprocess
 import sys
@@ -143,11 +144,10 @@ def error_codes() -> str:
 
 def _documented_codes() -> dict[str, str]:
     """Explanations by code from `vllm/preflight/codes.py`, where it has one."""
-    try:
-        from vllm.preflight.codes import CODES
-    except ImportError:
+    if importlib.util.find_spec("vllm.preflight.codes") is None:
         return {}
-    return {code: str(getattr(entry, "doc", entry)) for code, entry in CODES.items()}
+    codes = importlib.import_module("vllm.preflight.codes").CODES
+    return {code: str(getattr(entry, "doc", entry)) for code, entry in codes.items()}
 
 
 def diagnostics(folder: Path) -> Iterator[tuple[str, str]]:
