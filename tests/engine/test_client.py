@@ -297,6 +297,20 @@ def test_a_core_whose_front_end_is_killed_leaves_nothing_behind(make_core):
     assert not alive(pid)
 
 
+def test_sockets_live_in_tmp_where_the_temporary_directory_has_too_long_a_path(
+    tmp_path, monkeypatch
+):
+    deep = tmp_path / ("d" * 90)
+    deep.mkdir()
+    monkeypatch.setenv("TMPDIR", str(deep))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    client = ProcessClient({}, cores.make_core)
+    directory = client._core._spec.directory
+    assert directory.startswith("/tmp/vllm-core-") and os.stat(directory).st_mode & 0o77 == 0
+    client.shutdown()
+    assert not os.path.exists(directory) and list(deep.iterdir()) == []
+
+
 def test_the_clients_of_llm_give_the_same_tokens_in_process_and_out():
     results = []
     for client in (

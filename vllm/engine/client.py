@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import pickle
 import shutil
 import signal
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -51,18 +53,30 @@ _SHUTDOWN_TIMEOUT_S = 3.0
 _PIPE_TIMEOUT_S = 1.0
 _LAST_WORDS_S = 0.3
 _MESSAGES_PER_CALL = 4
+_MAX_SOCKET_PATH = 107  # bytes in sockaddr_un.sun_path, less the terminating zero
 
 _decode_outputs = msgspec.msgpack.Decoder(EngineCoreOutputs).decode
 _decode_ready = msgspec.msgpack.Decoder(wire.CoreReady).decode
 _decode_failure = msgspec.msgpack.Decoder(wire.CoreFailure).decode
 
 
+def _socket_directory() -> str:
+    """A new directory of ours alone, short enough for the path of a Unix socket."""
+    directory = tempfile.mkdtemp(prefix="vllm-core-")
+    if len(directory) + len("/output") < _MAX_SOCKET_PATH:
+        return directory
+    os.rmdir(directory)
+    return tempfile.mkdtemp(prefix="vllm-core-", dir="/tmp")
+
+
 class CoreProcess:
     """A core's process and this side of its sockets; started by the constructor."""
 
     def __init__(self, vllm_config: VllmConfig, make_core: CoreFactory) -> None:
-        directory = tempfile.mkdtemp(prefix="vllm-core-")
-        self._spec = wire.LaunchSpec(make_core, vllm_config, directory)
+        self._spec = wire.LaunchSpec(make_core, vllm_config, _socket_directory())
+        self._remove_directory = weakref.finalize(
+            self, shutil.rmtree, self._spec.directory, ignore_errors=True
+        )
         self._context = zmq.Context()
         self.outbox = self._context.socket(zmq.PUSH)
         self.outbox.setsockopt(zmq.SNDHWM, 0)
@@ -150,7 +164,7 @@ class CoreProcess:
             self.process.wait()
         if not self._context.closed:
             self._context.destroy(linger=0)
-        shutil.rmtree(self._spec.directory, ignore_errors=True)
+        self._remove_directory()
 
 
 class AsyncEngineClient:
@@ -245,6 +259,7 @@ class AsyncEngineClient:
     async def shutdown(self) -> None:
         """End the core and remove its sockets; requests under way are lost."""
         self._closing = True
+        self._fail_calls(EngineDeadError("the engine is shutting down"))
         if self._core is None:
             return
         if self._loop is not None and not self._core.inbox.closed:
@@ -304,11 +319,14 @@ class AsyncEngineClient:
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(self.death)
             return
+        self._fail_calls(self.death)
+        self._on_death(self.death)
+
+    def _fail_calls(self, error: Exception) -> None:
         for future in self._calls.values():
             if not future.done():
-                future.set_exception(self.death)
+                future.set_exception(error)
         self._calls.clear()
-        self._on_death(self.death)
 
 
 def _milliseconds_until(deadline: float) -> int:

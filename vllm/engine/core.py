@@ -92,6 +92,7 @@ class EngineCore:
         executor = Executor.create(vllm_config)
         try:
             kv_config = plan_kv_cache(vllm_config, executor.kv_cache_memory_bytes())
+            logger.info("KV cache: %s", describe_cache(kv_config, vllm_config))
             executor.initialize_kv_cache(kv_config)
             executor.warm_up()
             return cls._over(executor, vllm_config, kv_config)
@@ -230,3 +231,18 @@ class EngineCore:
             else:
                 logger.error("grammar of request %s: %r", request_id, error)
                 self._refuse(request_id, f"grammar compiler: {error}", "internal-error")
+
+
+def describe_cache(kv_config: KVCacheConfig, vllm_config: VllmConfig) -> str:
+    """Bytes on each rank, and how many tokens the tightest group of unlimited reach holds."""
+    max_model_len = vllm_config.model_config.max_model_len or 1
+    full = [
+        count - 1
+        for group, count in zip(kv_config.groups, kv_config.num_blocks, strict=True)
+        if group.window is None
+    ]
+    tokens = min(full or [count - 1 for count in kv_config.num_blocks]) * kv_config.block_size
+    return (
+        f"{kv_config.total_bytes / 2**30:.2f} GiB on each rank, {tokens:,} tokens, "
+        f"{tokens / max_model_len:.1f} sequences of {max_model_len:,}"
+    )
