@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 from vllm.config.fields import check_values, option, raise_usage
-from vllm.platforms import Device, Platform, platform_for
+from vllm.platforms import Device, Platform, planned_platform, platform_for
 
 
 @dataclasses.dataclass
@@ -25,7 +25,7 @@ class DeviceConfig:
     def platform(self) -> type[Platform]:
         """The platform that `device` names."""
         if self.planned_devices:
-            return platform_for("cpu" if self.planned_devices[0].capability is None else "cuda")
+            return planned_platform(self.planned_devices)
         return platform_for(self.device)
 
     @property
@@ -37,4 +37,4 @@ class DeviceConfig:
     @property
     def devices(self) -> tuple[Device, ...]:
         """Devices in the order of ranks; () where they cannot be told."""
-        return self.planned_devices or self.platform.devices()
+        return self.platform.devices()

@@ -63,6 +63,11 @@ class ParallelConfig:
             findings.append(_no_ray())
         return findings
 
+    @staticmethod
+    def fits(shape: ModelShape, ranks: int) -> bool:
+        """Whether every layer can be divided over `ranks`."""
+        return not _broken_rules(shape, ranks)
+
     def _no_pipeline(self, shape: ModelShape) -> Diagnostic:
         size = self.pipeline_parallel_size
         too_many = f"; the model has {shape.num_layers} layers" if size > shape.num_layers else ""

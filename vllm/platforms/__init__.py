@@ -17,7 +17,15 @@ from vllm.platforms.interface import Device, DeviceCapability, Platform
 if TYPE_CHECKING:
     current_platform: type[Platform]
 
-__all__ = ["Device", "DeviceCapability", "Platform", "current_platform", "platform_for"]
+__all__ = [
+    "Device",
+    "DeviceCapability",
+    "Platform",
+    "current_platform",
+    "planned_platform",
+    "platform_for",
+    "set_platform",
+]
 
 
 def platform_for(device: str) -> type[Platform]:
@@ -35,6 +43,26 @@ def platform_for(device: str) -> type[Platform]:
     from vllm.platforms.cuda import CudaPlatform
 
     return CudaPlatform
+
+
+def planned_platform(devices: tuple[Device, ...]) -> type[Platform]:
+    """A machine that is not here: the platform of `devices`, which then are all it has."""
+    base = platform_for("cpu" if devices[0].capability is None else "cuda")
+
+    class PlannedPlatform(base):  # type: ignore[misc, valid-type]
+        @classmethod
+        def devices(cls) -> tuple[Device, ...]:
+            return devices
+
+        @classmethod
+        def problem(cls) -> str | None:
+            return None
+
+        @classmethod
+        def driver_cuda_version(cls) -> tuple[int, int] | None:
+            return None
+
+    return PlannedPlatform
 
 
 @functools.cache

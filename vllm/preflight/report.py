@@ -68,12 +68,10 @@ class PreflightReport:
             "plan": dataclasses.asdict(self.plan) if self.plan else None,
         }
 
-    def render(self) -> str:
-        """Findings, then the plan as aligned lines."""
-        parts = [str(d) for d in self.findings]
-        if self.plan is not None:
-            parts.append(_render_plan(self.plan))
-        return "\n".join(parts)
+    def render_plan(self) -> str:
+        """The plan as aligned lines. Only where there is one."""
+        assert self.plan is not None
+        return _render_plan(self.plan)
 
 
 def _render_plan(plan: Plan) -> str:
