@@ -10,6 +10,10 @@ from torch import nn
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """silu(x[..., :d]) * x[..., d:] for x of (..., 2 d)."""
+    if x.device.type == "cuda":
+        from vllm.layers.ops import activation
+
+        return activation.silu_and_mul(x)
     gate, up = x.chunk(2, -1)
     return F.silu(gate).mul_(up)
 

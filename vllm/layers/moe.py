@@ -69,7 +69,12 @@ class FusedMoE(nn.Module):
 
     def forward(self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """(num_tokens, hidden_size), equal on all ranks; weights and ids (num_tokens, top_k)."""
-        out = self._grouped(x, weights, ids)
+        if x.device.type == "cuda":
+            from vllm.layers.ops.moe import fused_experts
+
+            out = fused_experts(x, self.w13, self.w2, weights, ids)
+        else:
+            out = self._grouped(x, weights, ids)
         return out if self.tp.world_size == 1 else self.tp.all_reduce(out)
 
     def _grouped(self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

@@ -36,7 +36,12 @@ class RMSNorm(nn.Module):
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """norm(x), or (norm(x + residual), x + residual); `x` may be overwritten then."""
+        """norm(x), or (norm(x + residual), x + residual); both may be overwritten then."""
+        if x.device.type == "cuda":
+            from vllm.layers.ops.norm import rms_norm
+
+            normed = rms_norm(x, self.weight, self.eps, residual)
+            return normed if residual is None else (normed, residual)
         if residual is None:
             return F.rms_norm(x, self.shape, self.weight, self.eps)
         x = x.add_(residual)

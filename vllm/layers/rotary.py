@@ -58,6 +58,10 @@ class RotaryEmbedding(nn.Module):
 
     def forward(self, x: torch.Tensor, fwd: ForwardContext) -> torch.Tensor:
         """Turn (num_tokens, heads, head_dim); the result is new."""
+        if x.device.type == "cuda":
+            from vllm.layers.ops.rotary import apply_rotary
+
+            return apply_rotary(x, fwd.positions, self.inv_freq, self.factor)
         cos, sin = self.cos_sin(fwd)
         return torch.mul(x, cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin)
 
