@@ -68,8 +68,9 @@ class ModelRunner:
         rows = self.batch.step_rows(step)
         sampled = self._sampled_requests(rows)
         metadata = self._sampling_metadata(rows, sampled)
-        if self._pending is not None and (metadata.needs_history or step.grammar_bitmask):
-            self._pending.settle()  # this step's logits depend on tokens on their way
+        on_host = self.device.type == "cpu" or metadata.needs_history or step.grammar_bitmask
+        if self._pending is not None and on_host:
+            self._pending.settle()  # this step depends on tokens on their way
         input_ids, fwd = self._prepare(rows)
         hidden, logits = self._forward(input_ids, fwd, rows, sampled)
         prompt_logprobs = self._prompt_logprobs(rows, hidden)
