@@ -109,7 +109,7 @@ def unknown_architecture(path: Path) -> Path:
 
 REFUSALS = {
     "no model": (no_model, 4, "config.json"),
-    "unknown architecture": (unknown_architecture, 3, "LlamaForCausalLM"),
+    "unknown architecture": (unknown_architecture, 4, "LlamaForCausalLM"),
 }
 
 

@@ -29,6 +29,9 @@ RANKS = {
     "vllm.tokenizers": 7,
     "vllm.preflight": 8,
     "vllm.distributed": 8,
+    # Kernels are leaves: layers and attention both launch them.
+    "vllm.layers.ops": 8,
+    "vllm.attention.ops": 8,
     "vllm.attention": 9,
     "vllm.layers": 9,
     "vllm.sampling": 9,
