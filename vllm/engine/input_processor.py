@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class PromptDict(TypedDict, total=False):
     """A prompt with its options: one of the first two, and perhaps `cache_salt`."""
 
-    prompt: str
+    prompt: str | None
     prompt_token_ids: list[int]
-    cache_salt: str
+    cache_salt: str | None
 
 
 Prompt = str | Sequence[int] | PromptDict
