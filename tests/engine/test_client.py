@@ -19,6 +19,7 @@ import pytest
 from tests.engine import process_cores as cores
 from tests.engine.paged_oracle import expected_tokens, make_request
 from vllm.engine.client import AsyncEngineClient, InprocClient, ProcessClient
+from vllm.engine.core_process import describe_failure
 from vllm.engine.messages import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.errors import ConfigError, EngineDeadError, ExitCode
 
@@ -196,6 +197,31 @@ def test_a_core_that_cannot_start_names_its_finding_and_exit_code(capfd):
 
     asyncio.run(scenario())
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "exit_code"),
+    [
+        (MemoryError(), "engine-out-of-memory", ExitCode.RESOURCE),
+        (
+            RuntimeError("[enforce fail at alloc] DefaultCPUAllocator: can't allocate memory"),
+            "engine-out-of-memory",
+            ExitCode.RESOURCE,
+        ),
+        (RuntimeError("memory of a device"), "engine-failed", ExitCode.CRASH),
+        (EngineDeadError("rank 0 is gone\nmore"), "engine-failed", ExitCode.CRASH),
+    ],
+    ids=["MemoryError", "torch on the CPU", "another error", "lost rank"],
+)
+def test_what_a_failure_of_the_core_is_called(error, code, exit_code, sockets):
+    failure = describe_failure(error, "start-up")
+    (finding,) = failure.findings
+    assert (failure.exception == "ResourceError") == (exit_code is ExitCode.RESOURCE)
+    assert (finding.code, finding.exit_code) == (code, exit_code)
+    first = (str(error) or type(error).__name__).splitlines()[0]
+    assert first in finding.subject and "\n" not in finding.subject
+    trace = Path(finding.where.removeprefix("engine core, start-up; traceback in "))
+    assert trace.parent == sockets and str(error) in trace.read_text()
 
 
 @pytest.mark.parametrize(

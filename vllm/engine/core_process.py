@@ -45,6 +45,9 @@ logger = init_logger(__name__)
 
 _HEARTBEAT_MS = 500
 _LINGER_MS = 1000
+# By name and text: torch is not imported here, and its CPU allocator raises RuntimeError.
+_OUT_OF_MEMORY = ("MemoryError", "OutOfMemoryError")
+_OUT_OF_MEMORY_TEXTS = ("DefaultCPUAllocator", "CUDA out of memory")
 
 
 def main() -> NoReturn:
@@ -127,12 +130,25 @@ def describe_failure(error: BaseException, stage: str) -> wire.CoreFailure:
         ) as file:
             file.write(trace)
         where += f"; traceback in {file.name}"
+    finding = _finding(error, where)
+    kind = "ResourceError" if finding.exit_code is ExitCode.RESOURCE else ""
+    return wire.CoreFailure([finding], kind)
+
+
+def _finding(error: BaseException, where: str) -> Diagnostic:
     lines = str(error).strip().splitlines()
     subject = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    if type(error).__name__ in _OUT_OF_MEMORY or any(t in subject for t in _OUT_OF_MEMORY_TEXTS):
+        return Diagnostic(
+            "engine-out-of-memory",
+            subject,
+            where=where,
+            fix="a smaller --max-model-len, --max-num-seqs or KV cache leaves more room",
+            exit_code=ExitCode.RESOURCE,
+        )
     if isinstance(error, EngineDeadError) and lines:
         subject = lines[0]
-    finding = Diagnostic("engine-failed", subject, where=where, exit_code=ExitCode.CRASH)
-    return wire.CoreFailure([finding])
+    return Diagnostic("engine-failed", subject, where=where, exit_code=ExitCode.CRASH)
 
 
 class _Channel:
