@@ -135,4 +135,4 @@ def test_no_mutation_of_a_header_gives_a_traceback(tmp_path: Path, data: st.Data
     try:
         read_header(str(path))
     except HeaderError as error:
-        assert error.finding.code.startswith("weights-")  # noqa: PT017
+        assert error.finding.code.startswith("weights-")

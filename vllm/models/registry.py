@@ -55,9 +55,7 @@ MODELS: dict[str, ModelEntry] = {
         _entry("Qwen3ForCausalLM", "qwen3", "Qwen/Qwen3-8B"),
         _entry("Qwen3MoeForCausalLM", "qwen3_moe", "Qwen/Qwen3-30B-A3B"),
         _entry("MixtralForCausalLM", "mixtral", "mistralai/Mixtral-8x7B-Instruct-v0.1"),
-        _entry(
-            "InklingForCausalLM", "inkling", "a text-only Inkling", shape_reader=_INKLING_SHAPE
-        ),
+        _entry("InklingForCausalLM", "inkling", "a text-only Inkling", shape_reader=_INKLING_SHAPE),
         _entry(
             "InklingForConditionalGeneration",
             "inkling",
@@ -115,7 +113,7 @@ def _unknown(name: str) -> Diagnostic:
             "architecture-not-servable",
             f"{name} cannot be served by itself",
             why="it is a draft head, which proposes tokens for another model",
-            fix="serve the whole checkpoint with --speculative-config '{\"method\": \"mtp\"}'",
+            fix='serve the whole checkpoint with --speculative-config \'{"method": "mtp"}\'',
         )
     for suffix, why in _NOT_SERVABLE:
         if name.endswith(suffix):
