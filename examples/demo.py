@@ -18,7 +18,7 @@ from pathlib import Path
 
 from openai import OpenAI
 
-QUESTION = "What is the capital of France? Answer in one sentence."
+QUESTION = "What is the capital of France, and what is it known for?"
 READY_TIMEOUT_S = 120.0
 MAX_TOKENS = 96
 
