@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from tests.fixtures.forward import build_context
+from vllm.config.shape_readers import ROPE_TYPES, read_decoder_shape
 from vllm.errors import ConfigError
 from vllm.layers.rotary import get_rope, rope_parameters
 
@@ -69,7 +71,26 @@ def test_both_spellings_of_config_json_give_the_same_parameters() -> None:
     assert rope_parameters(old) == rope_parameters(new)
 
 
-def test_an_unknown_type_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_type_is_refused_with_the_known_ones_before_any_layer_is_built() -> None:
     config = {**BASE, "rope_parameters": {"rope_type": "spiral"}}
-    with pytest.raises(ConfigError, match="'spiral'.*\n.*\n.*default, linear, llama3, yarn"):
-        get_rope(build_context(config), HEAD_DIM)
+    expected = r"rope_type to 'spiral'\n  why: supported: default, linear, llama3, yarn"
+    with pytest.raises(ConfigError, match=expected):
+        read_decoder_shape(config)
+    ctx = dataclasses.replace(build_context(BASE), hf_config=config)
+    with pytest.raises(ConfigError, match=expected):
+        get_rope(ctx, HEAD_DIM)
+
+
+@pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
+def test_a_type_without_its_factor_is_refused_by_name(kind: str) -> None:
+    config = {**BASE, "rope_parameters": {"rope_type": kind}}
+    with pytest.raises(ConfigError, match=f"factor to None\n  why: rope_type {kind} needs"):
+        read_decoder_shape(config)
+
+
+def test_every_type_that_the_config_accepts_has_its_frequencies() -> None:
+    numbers = {"factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    for kind in ROPE_TYPES:
+        parameters = {"rope_type": kind, "original_max_position_embeddings": 64, **numbers}
+        rope = get_rope(build_context({**BASE, "rope_parameters": parameters}), HEAD_DIM)
+        assert rope.inv_freq.shape == (HEAD_DIM // 2,)

@@ -10,6 +10,18 @@ from vllm.config.shape import LayerShape, ModelShape
 from vllm.errors import ConfigError, Diagnostic
 
 MAX_LAYERS = 10_000
+ROPE_TYPES: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ),
+    "yarn": ("factor",),
+}
+"""Rotary embeddings that layers/rotary.py has, and the numbers that each must be given."""
 
 
 def read_decoder_shape(hf_config: Mapping[str, Any]) -> ModelShape:
@@ -48,8 +60,14 @@ def max_positions(hf_config: Mapping[str, Any]) -> int:
     if not isinstance(scaling, Mapping):
         raise config_value("rope_scaling", scaling, "it must be an object")
     kind = scaling.get("rope_type", scaling.get("type"))
+    if kind is not None and kind not in ROPE_TYPES:
+        raise config_value("rope_type", kind, f"supported: {', '.join(ROPE_TYPES)}")
+    for key in ROPE_TYPES[kind or "default"]:
+        value = scaling.get(key)
+        if not isinstance(value, (int, float)) or value <= 0:
+            raise config_value(key, value, f"rope_type {kind} needs a number above 0")
     factor = scaling.get("factor", 1.0)
-    if kind not in ("linear", "dynamic", "yarn") or not isinstance(factor, (int, float)):
+    if kind not in ("linear", "yarn") or not isinstance(factor, (int, float)):
         return length
     original = scaling.get("original_max_position_embeddings")
     return int((original or length) * factor) if kind == "yarn" else int(length * factor)

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from vllm.attention.metadata import ForwardContext
-from vllm.errors import ConfigError, Diagnostic
+from vllm.config.shape_readers import config_value
 from vllm.layers.context import BuildContext
 
 InvFreq = tuple[torch.Tensor, float]
@@ -80,14 +80,7 @@ def get_rope(ctx: BuildContext, head_dim: int) -> RotaryEmbedding:
     parameters = rope_parameters(ctx.hf_config)
     make = _TYPES.get(parameters["rope_type"])
     if make is None:
-        raise ConfigError(
-            Diagnostic(
-                "rope-type",
-                f"rotary embedding of type {parameters['rope_type']!r} is not supported",
-                why="config.json asks for it in rope_parameters or rope_scaling",
-                fix=f"supported: {', '.join(sorted(_TYPES))}",
-            )
-        )
+        raise config_value("rope_type", parameters["rope_type"], f"supported: {', '.join(_TYPES)}")
     return RotaryEmbedding(ctx, *make(parameters, head_dim))
 
 
