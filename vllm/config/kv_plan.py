@@ -78,7 +78,7 @@ def plan_kv_cache(vllm_config: VllmConfig, available_bytes: int) -> KVCacheConfi
     groups = groups_of(vllm_config)
     scheduler = vllm_config.scheduler_config
     chunk = scheduler.max_num_batched_tokens or 0
-    max_len = vllm_config.model_config.max_model_len
+    max_len = vllm_config.model_config.max_model_len or 0
 
     def blocks(tokens: int) -> tuple[int, ...]:
         return _blocks(groups, block_size, tokens, scheduler.max_num_seqs, chunk, max_len)

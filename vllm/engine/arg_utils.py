@@ -77,7 +77,7 @@ class EngineArgs:
             type=_json_object,
             default=argparse.SUPPRESS,
             metavar="JSON",
-            help="""Speculative decoding, such as '{"method": "mtp", "num_speculative_tokens": 2}'.""",
+            help='Speculative decoding: \'{"method": "mtp", "num_speculative_tokens": 2}\'.',
         )
         return parser
 
@@ -115,7 +115,10 @@ class EngineArgs:
         )
         config = VllmConfig(
             model_config,
-            *(parts[c] for c in (CacheConfig, ParallelConfig, SchedulerConfig, LoadConfig)),
+            parts[CacheConfig],
+            parallel,
+            parts[SchedulerConfig],
+            parts[LoadConfig],
             device,
             attention,
             parts[CompilationConfig],

@@ -253,8 +253,9 @@ class StepResult:
             for index, place, token in zip(self.sampled, self._places, self._tokens, strict=True):
                 request = self.rows.requests[index]
                 # A request that has left since has given its row away.
-                if batch.requests.get(request.request_id) is request and token >= 0:
-                    batch.token_ids[request.row, place] = token
+                current = batch.requests.get(request.request_id)
+                if current is not None and current is request and token >= 0:
+                    batch.token_ids[current.row, place] = token
         return self._tokens
 
     def result(self) -> ModelRunnerOutput:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -48,7 +48,7 @@ class Worker:
             groups_of(vllm_config),
         )
         self._memory_before = self._memory_used()
-        self.model = load_model(vllm_config, self.ctx)
+        self.model: Any = load_model(vllm_config, self.ctx)
         self.runner: ModelRunner | None = None
 
     def _memory_used(self) -> int:
@@ -99,7 +99,7 @@ class Worker:
             KVCacheConfig(block_size, self.ctx.groups, tuple(2 for _ in self.ctx.groups))
         )
         self._bind(caches)
-        options = {"device": self.device, "dtype": torch.int32}
+        options: dict[str, Any] = {"device": self.device, "dtype": torch.int32}
         width = -(-size // block_size)
         total = size * count
         fwd = ForwardContext(
@@ -133,7 +133,7 @@ class Worker:
 
     def _allocate(self, kv_config: KVCacheConfig) -> dict[str, tuple[torch.Tensor, ...]]:
         caches: dict[str, tuple[torch.Tensor, ...]] = {}
-        options = {"dtype": self.ctx.dtype, "device": self.device}
+        options: dict[str, Any] = {"dtype": self.ctx.dtype, "device": self.device}
         for group, num_blocks in zip(kv_config.groups, kv_config.num_blocks, strict=True):
             rows = group.rows_per_block or kv_config.block_size
             for layer in group.layers:
@@ -150,8 +150,9 @@ class Worker:
 
     def _bind(self, caches: dict[str, tuple[torch.Tensor, ...]]) -> None:
         for module in self.model.modules():
-            if hasattr(module, "bind_kv_cache"):
-                module.bind_kv_cache(caches)
+            bind = getattr(module, "bind_kv_cache", None)
+            if bind is not None:
+                bind(caches)
 
     def warm_up(self) -> None:
         """Run every kernel that a request can reach, and capture the decode graphs."""

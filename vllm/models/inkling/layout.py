@@ -135,8 +135,8 @@ def expected_tensors(
     ):
         shapes.update(spell(name, shape))
     for index, (local, dense) in enumerate(zip(config.is_local, config.is_dense, strict=True)):
-        for name, shape in _layer_shapes(config, local, dense).items():
-            shapes.update(spell(f"layers.{index}.{name}", shape))
+        for name, dims in _layer_shapes(config, local, dense).items():
+            shapes.update(spell(f"layers.{index}.{name}", dims))
     if with_mtp:
         shapes.update(_mtp_shapes(config))
     return _packed(shapes, present)

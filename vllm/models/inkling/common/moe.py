@@ -12,6 +12,8 @@ so the shared experts, which see every token, take their share of one normalisat
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -62,6 +64,8 @@ class InklingMLP(nn.Module):
 class InklingMoE(nn.Module):
     """Routed experts and the shared ones, which are one wide MLP with a weight per expert."""
 
+    column_expert: torch.Tensor
+
     def __init__(self, ctx: BuildContext, config: InklingConfig) -> None:
         super().__init__()
         width, inner = config.hidden_size, config.moe_intermediate_size
@@ -69,7 +73,7 @@ class InklingMoE(nn.Module):
         self.num_shared = config.num_shared_experts
         self.route_scale = config.route_scale
         wide = self.num_shared * inner
-        exact = {"dtype": torch.float32, "device": ctx.device}
+        exact: dict[str, Any] = {"dtype": torch.float32, "device": ctx.device}
         self.gate = nn.Parameter(
             torch.empty(config.num_experts + self.num_shared, width, **exact), False
         )

@@ -90,8 +90,8 @@ class _Loader:
             self.parameters[name].copy_(tensor)
             self.loaded.add(name)
         else:
-            path, part = _LAYER_MODULES[inner]
-            self._into_module(f"{layer}.{path}", tensor, part)
+            path, column = _LAYER_MODULES[inner]
+            self._into_module(f"{layer}.{path}", tensor, column)
 
     def _into_module(self, path: str, tensor: torch.Tensor, part: int | None) -> None:
         module: Any = self.modules.get(path)
