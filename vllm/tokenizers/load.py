@@ -30,7 +30,11 @@ def get_tokenizer(model_config: ModelConfig) -> Tokenizer:
 
 
 def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Tokenizer:
-    """The tokenizer in a directory. Raises `ConfigError` saying what is missing or broken."""
+    """The tokenizer in a directory. Raises `ConfigError` saying what is missing or broken.
+
+    As in transformers 5, tokenizer.json's own post-processor says which special tokens a text
+    gets; `add_bos_token` in tokenizer_config.json does not overrule it.
+    """
     config = _optional_json(path, "tokenizer_config.json")
     if os.path.exists(os.path.join(path, "tokenizer.json")):
         backend = _read_backend(os.path.join(path, "tokenizer.json"))
@@ -38,10 +42,6 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Tokenizer:
         backend = _convert(path, trust_remote_code)
     special = _special_tokens(path, config)
     _add_configured_tokens(backend, config, special)
-    if "add_bos_token" in config or "add_eos_token" in config:
-        bos = special.get("bos_token") if config.get("add_bos_token") else None
-        eos = special.get("eos_token") if config.get("add_eos_token") else None
-        wrap_with(backend, bos, eos)
     source = find_chat_template(path, config)
     template = None if source is None else ChatTemplate(source, special)
     return Tokenizer(backend, chat_template=template, special_tokens=special)
