@@ -121,8 +121,10 @@ class CoreProcess:
             subject, why = "the engine core does not answer", ""
         elif status < 0:
             name = signal.Signals(-status).name
-            subject = f"the engine core was killed by {name}"
-            why = "often the kernel, for lack of memory" if name == "SIGKILL" else ""
+            subject, sigkill = f"the engine core was killed by {name}", name == "SIGKILL"
+            why = (
+                "the kernel does so when memory runs out, or another process did" if sigkill else ""
+            )
         else:
             subject, why = f"the engine core exited with status {status}", ""
         return [
