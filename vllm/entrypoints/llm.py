@@ -8,13 +8,17 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from vllm import preflight
 from vllm.engine.arg_utils import EngineArgs
 from vllm.engine.input_processor import InputProcessor, Prompt
 from vllm.engine.output_processor import OutputProcessor
 from vllm.entrypoints.chat import render_chat
 from vllm.errors import RequestError
+from vllm.logger import init_logger
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+logger = init_logger(__name__)
 
 Messages = list[dict[str, Any]]
 
@@ -28,7 +32,13 @@ class LLM:
     """
 
     def __init__(self, model: str = "", **settings: Any) -> None:
-        self.vllm_config = EngineArgs(model=model, **settings).create_engine_config()
+        self.vllm_config = EngineArgs(model=model, **settings).create_engine_config(
+            defer_errors=True
+        )
+        report = preflight.run(self.vllm_config)
+        report.raise_for_errors()
+        for finding in report.findings:
+            logger.warning("%s", finding)
         from vllm.engine.client import make_engine_client
         from vllm.tokenizers import get_tokenizer
 

@@ -278,7 +278,7 @@ def _plan(
         dtype=model.resolved_dtype,
         quantization=model.quantization,
         tensor_parallel_size=config.parallel_config.tensor_parallel_size,
-        attention_backends={kind: backend for kind in kinds},
+        attention_backends=dict.fromkeys(kinds, backend),
         weight_bytes=memory.weight_bytes if memory else None,
         activation_bytes=memory.activation_bytes if memory else None,
         kv_bytes=memory.kv_bytes if memory else None,
