@@ -48,7 +48,7 @@ class CompletionCall:
     async def prepare(self) -> None:
         """Tokenize and check every prompt. Raises `RequestError`."""
         prompts = _split_prompts(self.body.prompt)
-        if len(prompts) * (self.body.n or 1) > MAX_SEQUENCES:
+        if len(prompts) > 1 and len(prompts) * (self.body.n or 1) > MAX_SEQUENCES:
             raise RequestError(
                 f"{len(prompts)} prompts times n {self.body.n or 1} are more than {MAX_SEQUENCES}",
                 "prompt",
