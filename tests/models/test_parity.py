@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.fixtures.forward import PagedModel, load_tiny
-from tests.fixtures.tiny_models import TEXT_FAMILIES, VOCAB_SIZE, tiny_checkpoint, tiny_reference
+from tests.fixtures.tiny_models import FAMILIES, VOCAB_SIZE, tiny_checkpoint, tiny_reference
 
 PROMPT_LEN = 200
 TOLERANCE = 1e-4
@@ -39,19 +39,19 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     assert error.max() <= TOLERANCE, f"row {worst} differs by {error.max():.2e}"
 
 
-@pytest.mark.parametrize("family", TEXT_FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_whole_prompt_gives_the_logits_of_transformers(family: str) -> None:
     assert_close(paged(family).step({"a": prompt(1)})["a"], reference_logits(family, 1))
 
 
-@pytest.mark.parametrize("family", TEXT_FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_token_by_token_gives_the_same_logits(family: str) -> None:
     model = paged(family)
     rows = [model.step({"a": [token]})["a"] for token in prompt(1)]
     assert_close(torch.cat(rows), reference_logits(family, 1))
 
 
-@pytest.mark.parametrize("family", TEXT_FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_chunks_of_any_length_give_the_same_logits(family: str) -> None:
     model, tokens, rows = paged(family), prompt(1), []
     for length in (1, 3, 16, 17, 64, 99):
@@ -61,7 +61,7 @@ def test_chunks_of_any_length_give_the_same_logits(family: str) -> None:
     assert_close(torch.cat(rows), reference_logits(family, 1))
 
 
-@pytest.mark.parametrize("family", TEXT_FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_ragged_batch_of_prompts_and_decodes_gives_each_its_own_logits(family: str) -> None:
     model = paged(family)
     prompts = {"a": prompt(1), "b": prompt(2, 37), "c": prompt(3, 5)}
