@@ -40,7 +40,9 @@ RANKS = {
     "vllm.worker": 11,
     "vllm.engine": 12,
     "vllm.entrypoints": 13,
-    "vllm": 14,
+    # What `vllm bench` runs: a user of `LLM` and of the HTTP API.
+    "vllm.benchmarks": 14,
+    "vllm": 15,
 }
 # Before the torch line: only the standard library and these, outside of functions.
 TORCH_FREE = (
