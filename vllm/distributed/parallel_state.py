@@ -28,7 +28,7 @@ class TensorParallelGroup:
     def join(
         cls, rank: int, world_size: int, address: str, device: torch.device
     ) -> TensorParallelGroup:
-        """Meet the other ranks at `address` (tcp://host:port). Raises `RuntimeError` after 5 minutes."""
+        """Meet the others at `address` (tcp://host:port); `RuntimeError` after 5 minutes."""
         if world_size == 1:
             return cls.single()
         dist.init_process_group(

@@ -39,6 +39,8 @@ class Worker:
         self.device = _open_device(vllm_config, rank, world_size)
         self.tp = TensorParallelGroup.join(rank, world_size, address, self.device)
         model_config = vllm_config.model_config
+        # All ranks draw the same noise, so that all sample the same token.
+        torch.manual_seed(model_config.seed)
         self.ctx = BuildContext(
             model_config.hf_config,
             getattr(torch, model_config.resolved_dtype),
@@ -169,7 +171,8 @@ class Worker:
 
 def _open_device(vllm_config: VllmConfig, rank: int, world_size: int) -> torch.device:
     if vllm_config.device_config.kind == "cpu":
-        torch.set_num_threads(max(1, host.num_cores() // world_size))
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(max(1, host.num_cores() // world_size))
         return torch.device("cpu")
     # CUDA must count devices as the front end did.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")

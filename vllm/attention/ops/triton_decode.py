@@ -79,7 +79,7 @@ def _attend(
     BLOCK_D: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """Online softmax over the keys of tiles begin..end-1; with BIAS, the next tile's is prefetched."""
+    """Online softmax over the keys of tiles begin..end-1; BIAS prefetches the next tile's."""
     LOG2E: tl.constexpr = 1.4426950408889634
     offs_n = tl.arange(0, BLOCK_N)
     if BIAS:
@@ -257,7 +257,7 @@ def combine_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
-    """Joins the parts of one (request, KV head) pair; program 1 of the grid strides over its rows."""
+    """Joins the parts of a (request, KV head) pair; the grid's second axis strides over rows."""
     req = tl.program_id(0) // num_kv_heads
     head = tl.program_id(0) % num_kv_heads
     ends = _tile_ends(
