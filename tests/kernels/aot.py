@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles every kernel configuration in use for chips that are not here; a program of its own.
+
+    python -m tests.kernels.aot [--core] ARCH [ARCH ...]
+
+With --core only one configuration of each kernel. Prints one JSON list: {"arch", "kernel",
+"shared"} of each. It cannot run where Triton interprets (TRITON_INTERPRET), since then there
+is nothing to compile.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from vllm.attention.ops import arch as chips
+from vllm.attention.ops import triton_attention as attention
+from vllm.attention.ops.triton_decode import combine_kernel, decode_kernel
+from vllm.attention.ops.triton_prefill import prefill_kernel
+from vllm.layers.ops.activation import silu_and_mul_kernel
+from vllm.layers.ops.cache import reshape_and_cache_kernel
+from vllm.layers.ops.moe import grouped_matmul_kernel
+from vllm.layers.ops.norm import rms_norm_kernel
+from vllm.layers.ops.rotary import rotary_kernel
+
+_POINTERS = {
+    "partial_ptr": "*fp32",
+    "lse_ptr": "*fp32",
+    "weights_ptr": "*fp32",
+    "inv_freq_ptr": "*fp32",
+    "table_ptr": "*i32",
+    "seq_lens_ptr": "*i32",
+    "query_start_ptr": "*i32",
+    "positions_ptr": "*i64",
+    "slots_ptr": "*i64",
+    "rows_ptr": "*i64",
+    "experts_ptr": "*i64",
+}
+_FLOATS = ("qk_scale", "eps", "factor")
+Job = tuple[str, Any, dict[str, object], int, int]
+"""Name, kernel, constexprs, num_warps, num_stages."""
+
+
+def target(arch: str) -> GPUTarget:
+    """Triton's name of a chip."""
+    if arch.startswith("gfx"):
+        return GPUTarget("hip", arch, 64)
+    return GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
+
+
+def attention_jobs(arch: str) -> Iterator[Job]:
+    """Attention with and without bias and window, by page size and rows a tile."""
+    heads = 8
+    for page, window, extent in ((16, 0, 0), (16, 0, 1024), (128, 512, 512), (128, 0, 1024)):
+        for dim in (64, 128):
+            base = {"GROUP": heads, "HEAD_DIM": dim, "WINDOW": window, "BLOCK_D": dim}
+            base["BLOCK_B"] = 32
+            for queries in (1, 16):
+                config = chips.decode_config(arch, queries * heads, dim, 2)
+                shared = base | {"MIN_TILES": attention.MIN_TILES}
+                shared |= {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
+                tail = (
+                    f"page={page} window={window} extent={extent} dim={dim} rows={queries * heads}"
+                )
+                paged: dict[str, object] = {"PAGE": page, "REL_EXTENT": extent}
+                options = (config.num_warps, config.num_stages)
+                yield f"decode {tail}", decode_kernel, shared | paged, *options
+                if page == 16 and not extent:
+                    parts = {"BLOCK_S": attention.BLOCK_PARTS}
+                    yield f"combine {tail}", combine_kernel, shared | parts, 4, 3
+            config = chips.prefill_config(arch, 4096, dim, 2)
+            blocks = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
+            options = (config.num_warps, config.num_stages)
+            tail = f"page={page} window={window} extent={extent} dim={dim}"
+            yield f"prefill {tail}", prefill_kernel, base | blocks | paged, *options
+
+
+def layer_jobs() -> Iterator[Job]:
+    """The layers' kernels at the widths of an 8B model."""
+    norm: dict[str, object] = {"SIZE": 4096, "BLOCK": 4096}
+    for residual in (False, True):
+        yield f"norm residual={residual}", rms_norm_kernel, norm | {"HAS_RESIDUAL": residual}, 8, 3
+    yield "silu", silu_and_mul_kernel, {"SIZE": 14336, "BLOCK": 1024}, 4, 3
+    yield "cache", reshape_and_cache_kernel, {"HEAD_DIM": 128, "ROW": 1024, "BLOCK": 1024}, 4, 3
+    yield "rotary", rotary_kernel, {"HALF": 64, "BLOCK_HALF": 64, "BLOCK_HEADS": 8}, 2, 3
+    for block_m, weighted in ((16, False), (32, True), (64, True), (128, False)):
+        blocks: dict[str, object] = {"BLOCK_M": block_m, "BLOCK_N": 128, "BLOCK_K": 64}
+        sizes: dict[str, object] = {"N": 4096, "K": 2048, "TOP_K": 6, "WEIGHTED": weighted}
+        warps = 8 if block_m >= 64 else 4
+        yield f"experts rows={block_m}", grouped_matmul_kernel, sizes | blocks, warps, 3
+
+
+def compile_job(arch: str, job: Job) -> dict[str, object]:
+    """Compile one kernel as the launcher does for 16-byte-aligned tensors."""
+    name, kernel, constexprs, num_warps, num_stages = job
+    signature, attributes = {}, {}
+    for index, parameter in enumerate(kernel.params):
+        key = parameter.name
+        if parameter.is_constexpr:
+            signature[key] = "constexpr"
+            continue
+        if key.endswith("_ptr"):
+            signature[key] = _POINTERS.get(key, "*bf16")
+        else:
+            signature[key] = "fp32" if key in _FLOATS else "i32"
+        if key.endswith("_ptr") or "stride" in key:
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, constexprs, attributes)
+    options = {"num_warps": num_warps, "num_stages": num_stages}
+    compiled = triton.compile(source, target=target(arch), options=options)
+    return {"arch": arch, "kernel": name, "shared": compiled.metadata.shared}
+
+
+def jobs_of(arch: str, core: bool) -> list[Job]:
+    """All jobs of a chip; with `core` the last one of each kernel, which is the largest."""
+    jobs = [*attention_jobs(arch), *layer_jobs()]
+    return list({job[1]: job for job in jobs}.values()) if core else jobs
+
+
+if __name__ == "__main__":
+    only_core = sys.argv[1] == "--core"
+    records = [
+        compile_job(chip, job)
+        for chip in sys.argv[1 + only_core :]
+        for job in jobs_of(chip, only_core)
+    ]
+    json.dump(records, sys.stdout)

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layers' fused kernels against plain torch; interpreted where there is no GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from vllm.layers.ops.activation import silu_and_mul
+from vllm.layers.ops.cache import reshape_and_cache
+from vllm.layers.ops.moe import fused_experts, group_by_expert
+from vllm.layers.ops.norm import rms_norm
+from vllm.layers.ops.rotary import apply_rotary
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def randn(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE)
+
+
+def test_norm_of_heads_that_lie_in_wider_rows() -> None:
+    x, weight = randn(3, 5, 48), randn(48)
+    want = F.rms_norm(x[:, 1:4], (48,), weight, 1e-6)
+    torch.testing.assert_close(rms_norm(x[:, 1:4], weight, 1e-6), want)
+
+
+def test_norm_adds_the_residual_in_place() -> None:
+    x, residual, weight = randn(4, 40), randn(5, 40)[1:].clone(), randn(40)
+    total = x + residual
+    out = rms_norm(x, weight, 1e-5, residual)
+    torch.testing.assert_close(residual, total)
+    torch.testing.assert_close(out, F.rms_norm(total, (40,), weight, 1e-5))
+
+
+@pytest.mark.parametrize("inner", [7, 1500])
+def test_silu_and_mul_halves_its_rows(inner: int) -> None:
+    x = randn(3, 2 * inner)
+    torch.testing.assert_close(silu_and_mul(x), F.silu(x[:, :inner]) * x[:, inner:])
+
+
+def test_rotary_turns_the_halves_of_each_head() -> None:
+    x = randn(5, 6, 16)
+    positions = torch.tensor([0, 3, 100, 7, 9], device=DEVICE)
+    frequencies = 10000.0 ** -(torch.arange(0, 16, 2, device=DEVICE) / 16)
+    angles = positions[:, None, None] * frequencies
+    left, right = x[:, 1:5, :8], x[:, 1:5, 8:]
+    cos, sin = angles.cos() * 1.5, angles.sin() * 1.5
+    want = torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
+    got = apply_rotary(x[:, 1:5], positions, frequencies, 1.5)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_keys_and_values_go_to_their_slots_and_to_no_other() -> None:
+    k_cache = torch.full((4, 8, 2, 16), -1.0, device=DEVICE)
+    v_cache, rows = k_cache.clone(), randn(3, 4, 16)
+    slots = torch.tensor([9, -1, 30], device=DEVICE)
+    reshape_and_cache(rows[:, :2], rows[:, 2:], k_cache, v_cache, slots)
+    for cache, part in ((k_cache, rows[:, :2]), (v_cache, rows[:, 2:])):
+        want = torch.full((32, 2, 16), -1.0, device=DEVICE)
+        want[9], want[30] = part[0], part[2]
+        assert torch.equal(cache.view(32, 2, 16), want)
+
+
+def test_grouping_places_every_assignment_once_in_a_tile_of_its_expert() -> None:
+    ids = torch.tensor([[0, 2], [2, 5], [2, 0], [5, 2]], device=DEVICE)
+    grouping = group_by_expert(ids, 6, 2)
+    flat, rows = ids.flatten().tolist(), grouping.rows.tolist()
+    assert sorted(row for row in rows if row < 8) == list(range(8))
+    for place, row in enumerate(rows):
+        if row < 8:
+            assert int(grouping.experts[place // 2]) == flat[row]
+    # 2 of expert 0, 4 of expert 2 and 2 of expert 5 are 4 tiles; shapes bound them by 6 + 8 // 2.
+    assert grouping.experts.tolist() == [0, 2, 2, 5] + 6 * [-1]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 7, 60])
+def test_fused_experts_is_the_weighted_sum_of_its_experts(num_tokens: int) -> None:
+    experts, top_k, hidden, inner = 6, 2, 40, 24
+    x, weights = randn(num_tokens, hidden), randn(num_tokens, top_k).abs()
+    w13, w2 = randn(experts, 2 * inner, hidden) / 6, randn(experts, hidden, inner) / 5
+    order = torch.Generator().manual_seed(1)
+    ids = torch.stack([torch.randperm(experts, generator=order)[:top_k] for _ in range(num_tokens)])
+    want = torch.zeros_like(x)
+    for token in range(num_tokens):
+        for j in range(top_k):
+            expert = int(ids[token, j])
+            gate_up = w13[expert] @ x[token]
+            activated = F.silu(gate_up[:inner]) * gate_up[inner:]
+            want[token] += weights[token, j] * (w2[expert] @ activated)
+    got = fused_experts(x, w13, w2, weights, ids.to(DEVICE))
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
