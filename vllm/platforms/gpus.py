@@ -91,8 +91,9 @@ def _words(name: str) -> str:
 
 
 _CAPABILITY = re.compile(r"sm_?(\d{2,3})[af]?", re.IGNORECASE)
-_COUNTED = re.compile(r"(\d+)\s*x\s*(.+)", re.IGNORECASE)
-_MEMORY = re.compile(r"(.+):\s*(\d+(?:\.\d+)?)\s*(?:GiB|GB|G)", re.IGNORECASE)
+# Nine digits are more than any machine has; int() refuses thousands, float() gives infinity.
+_COUNTED = re.compile(r"(\d{1,9})\s*x\s*(.+)", re.IGNORECASE)
+_MEMORY = re.compile(r"(.+):\s*(\d{1,9}(?:\.\d{1,9})?)\s*(?:GiB|GB|G)", re.IGNORECASE)
 MAX_DEVICES = 1024
 
 

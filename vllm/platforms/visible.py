@@ -7,6 +7,8 @@ import re
 from collections.abc import Sequence
 
 _ORDINAL = re.compile(r"[+-]?\d+")
+_MAX_DIGITS = 10
+"""Longer numbers name no device, and int() refuses thousands of digits."""
 
 
 def parse_visible_devices(value: str | None) -> list[int] | list[str] | None:
@@ -41,7 +43,9 @@ def _with_prefix(entry: str, prefix: str) -> str | None:
 
 def _ordinal(entry: str) -> int | None:
     match = _ORDINAL.match(entry.strip())
-    number = int(match.group()) if match else -1
+    if match is None or len(match.group()) > _MAX_DIGITS:
+        return None
+    number = int(match.group())
     return number if number >= 0 else None
 
 
