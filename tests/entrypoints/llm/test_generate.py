@@ -139,7 +139,7 @@ def test_chat_takes_one_conversation_or_several(llm: LLM) -> None:
     both = llm.chat([one, two], params, use_tqdm=False)
     assert texts(llm.chat(one, params, use_tqdm=False)) == texts(both)[:1]
     assert both[1].prompt == "<|im_start|>user\nbye<|im_end|>\n<|im_start|>assistant\n"
-    begun = [*one, {"role": "assistant", "content": "Well,"}]
+    begun: Any = [*one, {"role": "assistant", "content": "Well,"}]
     options: dict[str, Any] = {"continue_final_message": True, "use_tqdm": False}
     continued = llm.chat(begun, params, **options)[0]
     assert continued.prompt is not None and continued.prompt.endswith("assistant\nWell,")
@@ -159,7 +159,7 @@ def test_chat_takes_one_conversation_or_several(llm: LLM) -> None:
 )
 def test_a_bad_prompt_is_refused_before_anything_runs(llm: LLM, prompt: Any, param: str) -> None:
     params = SamplingParams(**GREEDY)
-    batch = prompt if isinstance(prompt, int) else [PROMPTS[0], prompt]
+    batch: Any = prompt if isinstance(prompt, int) else [PROMPTS[0], prompt]
     if isinstance(prompt, list) and prompt == [[]]:
         batch = [PROMPTS[0], []]
     with pytest.raises(RequestError) as caught:

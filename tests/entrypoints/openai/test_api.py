@@ -173,7 +173,11 @@ def test_a_json_schema_shapes_the_answer(client: openai.OpenAI) -> None:
 
 
 def test_a_forced_tool_choice_answers_with_a_call_of_that_tool(client: openai.OpenAI) -> None:
-    parameters = {"type": "object", "properties": {"ok": {"enum": ["a"]}}, "required": ["ok"]}
+    parameters: dict[str, Any] = {
+        "type": "object",
+        "properties": {"ok": {"enum": ["a"]}},
+        "required": ["ok"],
+    }
     parameters["additionalProperties"] = False
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     named = {"type": "function", "function": {"name": "f"}}

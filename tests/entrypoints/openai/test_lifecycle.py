@@ -108,7 +108,7 @@ def test_a_signal_while_the_model_loads_ends_with_0() -> None:
 
 def test_health_is_503_until_the_core_is_warm(tmp_path: Path) -> None:
     server = Server(str(tiny_checkpoint("llama")))
-    seen = []
+    seen: list[int] = []
     try:
         deadline = time.monotonic() + 60
         while (not seen or seen[-1] != 200) and time.monotonic() < deadline:
