@@ -23,6 +23,7 @@ from vllm.attention.ops import arch as chips
 from vllm.attention.ops import triton_attention as attention
 from vllm.attention.ops.triton_decode import combine_kernel, decode_kernel
 from vllm.attention.ops.triton_prefill import prefill_kernel
+from vllm.attention.ops.triton_tiles import UNALIGNED
 from vllm.layers.ops.activation import silu_and_mul_kernel
 from vllm.layers.ops.cache import reshape_and_cache_kernel
 from vllm.layers.ops.moe import grouped_matmul_kernel
@@ -109,7 +110,7 @@ def compile_job(arch: str, job: Job) -> dict[str, object]:
             signature[key] = _POINTERS.get(key, "*bf16")
         else:
             signature[key] = "fp32" if key in _FLOATS else "i32"
-        if key.endswith("_ptr") or "stride" in key:
+        if (key.endswith("_ptr") or "stride" in key) and key not in UNALIGNED:
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constexprs, attributes)
     options = {"num_warps": num_warps, "num_stages": num_stages}

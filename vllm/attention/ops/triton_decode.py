@@ -19,7 +19,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vllm.attention.ops.triton_tiles import load_tile, softmax_step
+from vllm.attention.ops.triton_tiles import UNALIGNED, load_tile, softmax_step
 
 
 @triton.jit
@@ -112,7 +112,7 @@ def _attend(
     return acc, row_max, row_sum
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_reqs"], do_not_specialize_on_alignment=UNALIGNED)
 def decode_kernel(
     out_ptr,
     partial_ptr,
@@ -235,7 +235,7 @@ def decode_kernel(
         position = stop
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_reqs"], do_not_specialize_on_alignment=UNALIGNED)
 def combine_kernel(
     out_ptr,
     partial_ptr,

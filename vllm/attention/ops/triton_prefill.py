@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vllm.attention.ops.triton_tiles import load_tile, softmax_step
+from vllm.attention.ops.triton_tiles import UNALIGNED, load_tile, softmax_step
 
 
 @triton.jit
@@ -78,7 +78,7 @@ def _attend(
     return acc, row_max, row_sum
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_reqs"], do_not_specialize_on_alignment=UNALIGNED)
 def prefill_kernel(
     out_ptr,
     q_ptr,

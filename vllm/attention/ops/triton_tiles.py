@@ -9,6 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+UNALIGNED = ["table_ptr", "seq_lens_ptr", "query_start_ptr"]
+"""Arguments that may begin anywhere in a batch: no kernel is compiled anew for where they do."""
+
 
 @triton.jit
 def load_tile(
