@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -135,20 +137,27 @@ class Worker:
 
     def _allocate(self, kv_config: KVCacheConfig) -> dict[str, tuple[torch.Tensor, ...]]:
         caches: dict[str, tuple[torch.Tensor, ...]] = {}
-        options: dict[str, Any] = {"dtype": self.ctx.dtype, "device": self.device}
         for group, num_blocks in zip(kv_config.groups, kv_config.num_blocks, strict=True):
             rows = group.rows_per_block or kv_config.block_size
             for layer in group.layers:
                 if group.kind == "conv":
                     shape: tuple[int, ...] = (num_blocks, rows, layer.conv_width)
-                    caches[layer.name] = (torch.zeros(shape, **options),)
+                    caches[layer.name] = (self._zeros(shape),)
                 else:
                     shape = (num_blocks, rows, layer.num_kv_heads, layer.head_dim)
-                    caches[layer.name] = (
-                        torch.zeros(shape, **options),
-                        torch.zeros(shape, **options),
-                    )
+                    caches[layer.name] = (self._zeros(shape), self._zeros(shape))
         return caches
+
+    def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """A zeroed tensor; on the CPU its pages are taken when they are first written.
+
+        torch.zeros would write all of them, which takes seconds for some GiB.
+        """
+        dtype = self.ctx.dtype
+        if self.device.type != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+        pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+        return torch.frombuffer(pages, dtype=dtype).view(shape)
 
     def _bind(self, caches: dict[str, tuple[torch.Tensor, ...]]) -> None:
         for module in self.model.modules():
