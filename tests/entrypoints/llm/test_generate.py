@@ -133,7 +133,7 @@ def test_logprobs_hold_the_chosen_token_and_the_likeliest_ones(llm: LLM) -> None
 
 
 def test_chat_takes_one_conversation_or_several(llm: LLM) -> None:
-    one = [{"role": "user", "content": "hi"}]
+    one: Any = [{"role": "user", "content": "hi"}]
     two = [{"role": "user", "content": [{"type": "text", "text": "bye"}]}]
     params = SamplingParams(**GREEDY)
     both = llm.chat([one, two], params, use_tqdm=False)
