@@ -18,8 +18,7 @@ def _usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _usable_cores() // _workers)))
+os.environ.setdefault("OMP_NUM_THREADS", str(_usable_cores()))
 # Tests make their checkpoints; a look-up on a hub would be a mistake, and slow to fail.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
