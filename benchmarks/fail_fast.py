@@ -220,7 +220,7 @@ def make_cases(root: Path) -> list[Case]:
             finding="no-visible-device",
         ),
         broken("no tokenizer", "tokenizer-missing", _remove("tokenizer*")),
-        Case("wrong flag", ["serve", str(good), "--tensor-paralel-size", "2"], 2, "unknown-option"),
+        Case("wrong flag", ["serve", str(good), "--no-such-flag", "2"], 2, "unknown-option"),
         Case("--help", ["--help"], 0),
         Case("serve --help", ["serve", "--help"], 0),
         Case("--version", ["--version"], 0),
