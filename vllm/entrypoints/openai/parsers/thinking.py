@@ -17,7 +17,7 @@ class ThinkParser:
     """
 
     def __init__(self, thinking: bool, then: OutputParser | None = None) -> None:
-        self._state = "thinking" if thinking else "start"
+        self._state = "opened" if thinking else "start"
         self._held = ""
         self._then = then
         self._content_begun = False
@@ -26,7 +26,7 @@ class ThinkParser:
         """See `OutputParser`."""
         self._held += text
         events: list[Event] = []
-        if self._state == "start":
+        if self._state in ("start", "opened"):
             self._leave_start()
         if self._state == "thinking":
             self._read_thinking(events)
@@ -38,7 +38,7 @@ class ThinkParser:
         """See `OutputParser`."""
         events: list[Event] = []
         if self._held:
-            if self._state == "thinking":
+            if self._state in ("opened", "thinking"):
                 events.append(Event("reasoning", self._held))
                 self._held = ""
             else:
@@ -47,24 +47,21 @@ class ThinkParser:
         return events + (self._then.finish() if self._then else [])
 
     def _leave_start(self) -> None:
-        """Whether the answer opens with the block, once enough of it is there to tell."""
+        """Whether the answer opens the block (again), once enough of it is there to tell."""
         stripped = self._held.lstrip()
         if stripped.startswith(_OPEN):
             self._held = stripped[len(_OPEN) :]
             self._state = "thinking"
         elif not _OPEN.startswith(stripped):
-            self._state = "content"
+            self._state = "thinking" if self._state == "opened" else "content"
 
     def _read_thinking(self, events: list[Event]) -> None:
-        if self._held.startswith(_OPEN):  # written although the prompt had opened it
-            self._held = self._held[len(_OPEN) :]
         at = self._held.find(_CLOSE)
         if at >= 0:
             thought, self._held = self._held[:at], self._held[at + len(_CLOSE) :]
             self._state = "content"
         else:
-            keep = max(partial_match_length(self._held, m) for m in (_CLOSE, _OPEN))
-            cut = len(self._held) - keep
+            cut = len(self._held) - partial_match_length(self._held, _CLOSE)
             thought, self._held = self._held[:cut], self._held[cut:]
         if thought:
             events.append(Event("reasoning", thought))
