@@ -27,8 +27,8 @@ class BuildContext:
     """vLLM's backend name: CPU_ATTN, TRITON_ATTN, FLASH_ATTN."""
     groups: tuple[KVCacheGroup, ...]
     """KV cache groups; `group_of` finds a layer's."""
-    quantization: str | None = None
-    """Checkpoint's weight format where layers keep it packed; None after dequantisation."""
+    num_draft_tokens: int = 0
+    """Tokens that the checkpoint's draft head looks ahead; 0: it is not built."""
 
     def group_of(self, layer_name: str) -> int:
         """Index of the group that holds `layer_name`; KeyError if none does."""

@@ -35,7 +35,8 @@ def load_model(vllm_config: VllmConfig, ctx: BuildContext) -> nn.Module:
     started_s = time.monotonic()
     architecture = vllm_config.model_config.architecture
     source = open_source(vllm_config, ctx)
-    shapes = expected_tensors(ctx.hf_config, architecture, source.names)
+    drafts = ctx.num_draft_tokens > 0
+    shapes = expected_tensors(ctx.hf_config, architecture, source.names, drafts)
     with torch.inference_mode():
         model = load_model_class(architecture, ctx.attention_backend)(ctx)
         shown = vllm_config.load_config.use_tqdm_on_load and ctx.tp.rank == 0
@@ -49,7 +50,8 @@ def open_source(vllm_config: VllmConfig, ctx: BuildContext) -> WeightSource:
     """The checkpoint in the format that the user asked for or that the path shows."""
     model_config, load_format = vllm_config.model_config, vllm_config.load_config.load_format
     if load_format == "dummy":
-        shapes = expected_tensors(ctx.hf_config, model_config.architecture)
+        drafts = ctx.num_draft_tokens > 0
+        shapes = expected_tensors(ctx.hf_config, model_config.architecture, with_draft_head=drafts)
         return dummy_source(shapes, model_config.seed, ctx.dtype, ctx.device)
     if load_format == "gguf" or model_config.is_gguf:
         return gguf_source(

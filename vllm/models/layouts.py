@@ -16,7 +16,10 @@ INKLING = ("InklingForConditionalGeneration", "InklingForCausalLM", "InklingMTPM
 
 
 def expected_tensors(
-    hf_config: Mapping[str, Any], architecture: str, present: Collection[str] = ()
+    hf_config: Mapping[str, Any],
+    architecture: str,
+    present: Collection[str] = (),
+    with_draft_head: bool = False,
 ) -> Shapes:
     """Shape by name of every tensor that `architecture` needs with this config.json.
 
@@ -26,7 +29,7 @@ def expected_tensors(
     if architecture in INKLING:
         from vllm.models.inkling import layout
 
-        return layout.expected_tensors(hf_config, present)
+        return layout.expected_tensors(hf_config, present, with_draft_head)
     hidden, vocab = hf_config["hidden_size"], hf_config["vocab_size"]
     shapes: Shapes = {"model.embed_tokens.weight": (vocab, hidden)}
     for index in range(hf_config["num_hidden_layers"]):

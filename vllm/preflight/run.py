@@ -21,7 +21,7 @@ from vllm.preflight.environment import (
     check_tokenizer,
     check_torch,
 )
-from vllm.preflight.files import WeightInventory, compare_with_architecture, inspect_directory
+from vllm.preflight.files import compare_with_architecture, inspect_directory
 from vllm.preflight.memory import (
     DeviceMemory,
     MemoryPlan,
@@ -81,7 +81,7 @@ def _check_weights(
     architecture, hf_config = model.architecture, model.hf_config
     with_mtp = config.speculative_config is not None
     if load_format == "dummy":
-        shapes = expected_tensors(hf_config, architecture)
+        shapes = expected_tensors(hf_config, architecture, with_draft_head=with_mtp)
         return {t.name: t for t in expected_tensor_infos(shapes, model.dtype_bytes)}
     if model.is_gguf:
         return _gguf_tensors(model.model_path, findings)
@@ -95,21 +95,10 @@ def _check_weights(
         return None
     if not inventory.complete:
         return None
-    expected = _expected(config, inventory, with_mtp)
+    expected = expected_tensors(hf_config, architecture, inventory.tensors, with_mtp)
     optional = optional_tensors(hf_config, architecture)
     findings += compare_with_architecture(inventory, expected, optional, architecture)
     return {n: t for n, t in inventory.tensors.items() if n in expected}
-
-
-def _expected(
-    config: VllmConfig, inventory: WeightInventory, with_mtp: bool
-) -> dict[str, tuple[int, ...]]:
-    model = config.model_config
-    if with_mtp and model.architecture.startswith("Inkling"):
-        from vllm.models.inkling.layout import expected_tensors as inkling_tensors
-
-        return inkling_tensors(model.hf_config, inventory.tensors, with_mtp=True)
-    return expected_tensors(model.hf_config, model.architecture, inventory.tensors)
 
 
 def _fetch(config: VllmConfig) -> None:

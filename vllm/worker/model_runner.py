@@ -19,6 +19,7 @@ from vllm.engine.messages import ModelRunnerOutput, SchedulerOutput, TokenLogpro
 from vllm.sampling.metadata import SamplingMetadata, make_metadata
 from vllm.sampling.sampler import History, SamplerOutput, gather_logprobs, sample
 from vllm.worker.device_input import DeviceInput
+from vllm.worker.drafter import make_drafter
 from vllm.worker.input_batch import InputBatch, StepRows
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class ModelRunner:
         )
         self.last_tokens = torch.zeros(scheduler.max_num_seqs, dtype=torch.int64, device=device)
         self.graphs: DecodeGraphs | None = None
+        self.drafter = make_drafter(vllm_config, self)
         self._metadata: tuple[Any, SamplingMetadata] | None = None
         self._pending: StepResult | None = None
 
@@ -66,7 +68,7 @@ class ModelRunner:
         """Launch a step."""
         self.batch.update(step)
         rows = self.batch.step_rows(step)
-        sampled = self._sampled_requests(rows)
+        sampled = self._sampled_rows(step, rows)
         metadata = self._sampling_metadata(rows, sampled)
         on_host = self.device.type == "cpu" or metadata.needs_history or step.grammar_bitmask
         if self._pending is not None and on_host:
@@ -75,14 +77,32 @@ class ModelRunner:
         hidden, logits = self._forward(input_ids, fwd, rows, sampled)
         prompt_logprobs = self._prompt_logprobs(rows, hidden)
         output = self._sample(step, rows, sampled, metadata, logits)
-        result = StepResult(self, rows, sampled, output, metadata, prompt_logprobs)
+        result = StepResult(self, rows, sampled, output, prompt_logprobs)
+        if self.drafter is not None:
+            result.settle()  # drafts follow the tokens that were accepted
+            result.drafts = self.drafter.propose(rows, hidden, fwd, result.accepted)
         self._pending = result
         return result
 
-    def _sampled_requests(self, rows: StepRows) -> np.ndarray:
-        """Indices of the requests whose last known token is computed in this step."""
-        ends = rows.starts + rows.counts
-        return np.flatnonzero(ends >= self.batch.num_tokens[rows.rows])
+    def _sampled_rows(self, step: SchedulerOutput, rows: StepRows) -> SampledRows:
+        """The requests whose last known token is computed, a row for it and for each draft."""
+        batch = self.batch
+        for request_id, drafts in step.draft_token_ids.items():
+            row = batch.requests[request_id].row
+            known = int(batch.num_tokens[row])
+            batch.token_ids[row, known : known + len(drafts)] = drafts
+        known = batch.num_tokens[rows.rows]
+        surplus = rows.starts + rows.counts - known  # drafts, or negative within a prompt
+        requests = np.flatnonzero(surplus >= 0)
+        last = rows.offsets[requests + 1] - 1
+        if not step.draft_token_ids:
+            return SampledRows(requests, requests, known[requests], last)
+        repeats = surplus[requests] + 1
+        owners = np.repeat(requests, repeats)
+        firsts = np.cumsum(repeats) - repeats
+        behind = np.arange(len(owners)) - np.repeat(firsts, repeats)
+        places = np.repeat(last - surplus[requests], repeats) + behind
+        return SampledRows(requests, owners, known[owners] + behind, places)
 
     def _prepare(self, rows: StepRows) -> tuple[torch.Tensor, ForwardContext]:
         """Ids and context in the persistent buffers."""
@@ -141,7 +161,7 @@ class ModelRunner:
         input_ids: torch.Tensor,
         fwd: ForwardContext,
         rows: StepRows,
-        sampled: np.ndarray,
+        sampled: SampledRows,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states of all tokens and logits of the sampled ones."""
         num_reqs = len(rows.requests)
@@ -150,19 +170,19 @@ class ModelRunner:
             if replayed is not None:
                 return replayed
         hidden = self.model(input_ids, fwd)
-        if len(sampled) == len(hidden):
+        if len(sampled.owners) == len(hidden):
             last = hidden
-        elif not len(sampled):
+        elif not len(sampled.owners):
             return hidden, hidden.new_empty(0, self.vocab_size)
         else:
-            last = hidden[self.inputs.index(rows.offsets[sampled + 1] - 1, 2)]
+            last = hidden[self.inputs.index(sampled.places, 2)]
         return hidden, self.model.compute_logits(last)
 
-    def _sampling_metadata(self, rows: StepRows, sampled: np.ndarray) -> SamplingMetadata:
+    def _sampling_metadata(self, rows: StepRows, sampled: SampledRows) -> SamplingMetadata:
         """Kept from step to step while the batch stays as it is."""
-        key = (self.batch.generation, tuple(rows.rows[sampled].tolist()))
+        key = (self.batch.generation, rows.rows[sampled.owners].tobytes())
         if self._metadata is None or self._metadata[0] != key:
-            params = [rows.requests[i].params for i in sampled]
+            params = [rows.requests[i].params for i in sampled.owners]
             self._metadata = (key, make_metadata(params, self.vocab_size, self.device))
         return self._metadata[1]
 
@@ -170,38 +190,46 @@ class ModelRunner:
         self,
         step: SchedulerOutput,
         rows: StepRows,
-        sampled: np.ndarray,
+        sampled: SampledRows,
         metadata: SamplingMetadata,
         logits: torch.Tensor,
     ) -> SamplerOutput:
-        sampled_rows = rows.rows[sampled]
+        batch = self.batch
         history = History(
-            self.batch.token_ids,
-            sampled_rows,
-            self.batch.num_tokens[sampled_rows],
-            [rows.requests[i].num_prompt_tokens for i in sampled],
+            batch.token_ids,
+            rows.rows[sampled.owners],
+            sampled.known,
+            [rows.requests[i].num_prompt_tokens for i in sampled.owners],
         )
         bitmask, masked = self._grammar(step, rows, sampled)
         output = sample(logits, metadata, history, bitmask, masked)
-        if self.device.type != "cpu" and len(sampled):
-            self.last_tokens[self.inputs.index(sampled_rows, 3)] = output.token_ids
-        # The host's record grows at once; the tokens themselves follow.
-        self.batch.token_ids[sampled_rows, self.batch.num_tokens[sampled_rows]] = _ON_ITS_WAY
-        self.batch.num_tokens[sampled_rows] += 1
+        if self.drafter is None:
+            sampled_rows = rows.rows[sampled.requests]
+            if self.device.type != "cpu" and len(sampled_rows):
+                self.last_tokens[self.inputs.index(sampled_rows, 3)] = output.token_ids
+            # The host's record grows at once; the tokens themselves follow.
+            batch.token_ids[sampled_rows, batch.num_tokens[sampled_rows]] = _ON_ITS_WAY
+            batch.num_tokens[sampled_rows] += 1
         return output
 
     def _grammar(
-        self, step: SchedulerOutput, rows: StepRows, sampled: np.ndarray
+        self, step: SchedulerOutput, rows: StepRows, sampled: SampledRows
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Masks and the logits rows they are for; a request's rows follow each other."""
         if not step.grammar_bitmask:
             return None, None
-        index = {rows.requests[i].request_id: n for n, i in enumerate(sampled)}
         masks = np.frombuffer(step.grammar_bitmask, dtype=np.int32)
         masks = masks.reshape(len(step.grammar_request_ids), -1)
-        here = [n for n, i in enumerate(step.grammar_request_ids) if i in index]
+        rows_of: dict[str, list[int]] = {}
+        for place, owner in enumerate(sampled.owners.tolist()):
+            rows_of.setdefault(rows.requests[owner].request_id, []).append(place)
+        here, places = [], []
+        for index, request_id in enumerate(step.grammar_request_ids):
+            if rows_of.get(request_id):
+                here.append(index)
+                places.append(rows_of[request_id].pop(0))
         if not here:
             return None, None
-        places = [index[step.grammar_request_ids[n]] for n in here]
         mask = torch.from_numpy(masks[here].copy()).to(self.device)
         return mask, torch.tensor(places, device=self.device)
 
@@ -226,55 +254,95 @@ class ModelRunner:
 
 
 @dataclasses.dataclass
+class SampledRows:
+    """Where tokens are sampled: rows of logits, in the order of their requests."""
+
+    requests: np.ndarray
+    """(m,) indices of the requests that get tokens."""
+    owners: np.ndarray
+    """(n,) request of each logits row; a request with k drafts has 1 + k rows."""
+    known: np.ndarray
+    """(n,) tokens before the one that a row samples."""
+    places: np.ndarray
+    """(n,) token of the step whose hidden state a row reads."""
+
+
+@dataclasses.dataclass
 class StepResult:
-    """A launched step; `result` waits for its tokens."""
+    """A launched step; `result` waits for its tokens.
+
+    Drafts are verified by sampling every position from the model itself and keeping a draft
+    while it is what was sampled: a draft d survives with probability p(d), and the token in
+    its place is distributed as p without d, which is rejection sampling (arXiv 2211.17192) for
+    a drafter that proposes one token for certain.
+    """
 
     runner: ModelRunner
     rows: StepRows
-    sampled: np.ndarray
+    sampled: SampledRows
     output: SamplerOutput
-    metadata: SamplingMetadata
     prompt_logprobs: list[tuple[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]]
+    drafts: dict[str, list[int]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._tokens: list[int] | None = None
-        self._places = self.runner.batch.num_tokens[self.rows.rows[self.sampled]] - 1
-        self._generation = [r.request_id for r in self.rows.requests]
+        self.accepted: dict[int, list[int]] = {}
+        """Request's index to its new tokens; after `settle`."""
+        self._settled = False
         # On a GPU the copy runs behind the step on its own, into pinned memory.
         self._copy, self._copied = self.runner.inputs.copy_back(self.output.token_ids)
 
-    def settle(self) -> list[int]:
+    def settle(self) -> None:
         """Wait for the tokens and write them into the host's record."""
-        if self._tokens is None:
-            if self._copied is not None:
-                self._copied.synchronize()
-            self._tokens = self._copy.tolist()
-            batch = self.runner.batch
-            for index, place, token in zip(self.sampled, self._places, self._tokens, strict=True):
-                request = self.rows.requests[index]
-                # A request that has left since has given its row away.
-                current = batch.requests.get(request.request_id)
-                if current is not None and current is request and token >= 0:
-                    batch.token_ids[current.row, place] = token
-        return self._tokens
+        if self._settled:
+            return
+        self._settled = True
+        if self._copied is not None:
+            self._copied.synchronize()
+        tokens: list[int] = self._copy.tolist()
+        batch, grows = self.runner.batch, self.runner.drafter is not None
+        for owner, known, token in zip(
+            self.sampled.owners.tolist(), self.sampled.known.tolist(), tokens, strict=True
+        ):
+            request = self.rows.requests[owner]
+            new = self.accepted.setdefault(owner, [])
+            before = self._first_known(owner)
+            if known > before and (
+                len(new) < known - before or new[-1] != batch.token_ids[request.row, known - 1]
+            ):
+                continue  # a draft before this row was rejected
+            new.append(token)
+        for owner, new in self.accepted.items():
+            request = self.rows.requests[owner]
+            # A request that has left since has given its row away.
+            if batch.requests.get(request.request_id) is request and new[-1] >= 0:
+                first = self._first_known(owner)
+                batch.token_ids[request.row, first : first + len(new)] = new
+                if grows:
+                    batch.num_tokens[request.row] = first + len(new)
+
+    def _first_known(self, owner: int) -> int:
+        """Tokens that were known of a request before the step."""
+        place = int(np.searchsorted(self.sampled.owners, owner))
+        return int(self.sampled.known[place])
 
     def result(self) -> ModelRunnerOutput:
         """What the step computed."""
-        tokens = self.settle()
+        self.settle()
         if self.runner._pending is self:
             self.runner._pending = None
         sampled_token_ids: list[list[int]] = [[] for _ in self.rows.requests]
         errors = {}
-        for index, token in zip(self.sampled.tolist(), tokens, strict=True):
-            if token < 0:
-                errors[self.rows.requests[index].request_id] = _NOT_A_NUMBER
+        for owner, new in self.accepted.items():
+            if new[-1] < 0:
+                errors[self.rows.requests[owner].request_id] = _NOT_A_NUMBER
             else:
-                sampled_token_ids[index] = [token]
+                sampled_token_ids[owner] = new
         return ModelRunnerOutput(
-            self._generation,
+            [r.request_id for r in self.rows.requests],
             sampled_token_ids,
             self._logprobs(),
             {name: _token_logprobs(*tensors) for name, tensors in self.prompt_logprobs},
+            draft_token_ids=self.drafts,
             errors=errors,
         )
 
@@ -282,20 +350,19 @@ class StepResult:
         output = self.output
         if output.logprobs is None or output.logprob_ids is None or output.ranks is None:
             return {}
-        all_rows = _token_logprobs(output.logprob_ids, output.logprobs, output.ranks)
-        found = {}
-        for position, index in enumerate(self.sampled.tolist()):
-            request = self.rows.requests[index]
-            wanted = request.params.logprobs
-            if wanted is not None:
-                entry = all_rows[position]
-                found[request.request_id] = [
-                    TokenLogprobs(
-                        entry.token_ids[: 1 + wanted],
-                        entry.logprobs[: 1 + wanted],
-                        entry.ranks[: 1 + wanted],
-                    )
-                ]
+        entries = _token_logprobs(output.logprob_ids, output.logprobs, output.ranks)
+        found: dict[str, list[TokenLogprobs]] = {}
+        for place, owner in enumerate(self.sampled.owners.tolist()):
+            request = self.rows.requests[owner]
+            wanted, e = request.params.logprobs, entries[place]
+            if wanted is None or len(found.get(request.request_id, ())) >= len(
+                self.accepted[owner]
+            ):
+                continue
+            end = 1 + wanted
+            found.setdefault(request.request_id, []).append(
+                TokenLogprobs(e.token_ids[:end], e.logprobs[:end], e.ranks[:end])
+            )
         return found
 
 

@@ -43,6 +43,8 @@ class Worker:
         model_config = vllm_config.model_config
         # All ranks draw the same noise, so that all sample the same token.
         torch.manual_seed(model_config.seed)
+        speculative = vllm_config.speculative_config
+        num_drafts = (speculative.num_speculative_tokens or 0) if speculative else 0
         self.ctx = BuildContext(
             model_config.hf_config,
             getattr(torch, model_config.resolved_dtype),
@@ -50,6 +52,7 @@ class Worker:
             self.tp,
             vllm_config.attention_config.resolved_backend,
             groups_of(vllm_config),
+            num_drafts,
         )
         self._memory_before = self._memory_used()
         self.model: Any = load_model(vllm_config, self.ctx)

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("InklingForCausalLM", "InklingForConditionalGeneration"):
+    if name in ("InklingForCausalLM", "InklingForConditionalGeneration", "InklingMTPModel"):
         from vllm.models.inkling.common import model
 
         return getattr(model, name)

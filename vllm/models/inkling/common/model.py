@@ -14,6 +14,7 @@ from torch import nn
 from vllm.attention.metadata import ForwardContext
 from vllm.layers.context import BuildContext
 from vllm.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.layers.linear import Linear
 from vllm.layers.norm import RMSNorm
 from vllm.models.inkling.common.attention import RelativeAttention, ShortConv
 from vllm.models.inkling.common.moe import InklingMLP, InklingMoE
@@ -73,6 +74,58 @@ class InklingLayer(nn.Module):
         return x + self.mlp_conv(self.mlp(self.mlp_norm(x)), plan)
 
 
+class InklingMTPDepth(nn.Module):
+    """One depth of the draft head: a dense decoder layer over token and hidden state together."""
+
+    def __init__(self, ctx: BuildContext, config: InklingConfig, depth: int) -> None:
+        super().__init__()
+        width, eps = config.hidden_size, config.rms_norm_eps
+        self.hidden_norm = RMSNorm(ctx, width, eps)
+        self.embed_norm = RMSNorm(ctx, width, eps)
+        self.input_proj = Linear(ctx, 2 * width, width)
+        self.transformer_block = InklingLayer(
+            ctx,
+            config,
+            config.mtp_is_local[depth],
+            is_dense=True,
+            layer_name=f"mtp.layers.{depth}.transformer_block",
+        )
+
+    def forward(
+        self, embedded: torch.Tensor, hidden: torch.Tensor, fwd: ForwardContext
+    ) -> torch.Tensor:
+        """Both (num_tokens, hidden_size) -> the same."""
+        both = torch.cat([self.hidden_norm(hidden), self.embed_norm(embedded)], -1)
+        return self.transformer_block(self.input_proj(both), fwd)
+
+
+class InklingMTPModel(nn.Module):
+    """The draft head. Depth d reads the token d + 1 places ahead and the depth before it.
+
+        h_-1 = the backbone's final-normed hidden state
+        h_d[P] = block_d(W_in [rms(h_{d-1}[P]); rms(embed(id[P + 1 + d]))])
+
+    and h_d through the backbone's head predicts id[P + 2 + d].
+    """
+
+    def __init__(self, ctx: BuildContext) -> None:
+        super().__init__()
+        config = parse_inkling_config(ctx.hf_config)
+        self.layers = nn.ModuleList(
+            InklingMTPDepth(ctx, config, depth) for depth in range(ctx.num_draft_tokens)
+        )
+        self.chain_norm = None
+        if config.mtp_chain_norm:
+            self.chain_norm = RMSNorm(ctx, config.hidden_size, config.rms_norm_eps)
+
+    def forward(
+        self, depth: int, embedded: torch.Tensor, hidden: torch.Tensor, fwd: ForwardContext
+    ) -> torch.Tensor:
+        """One depth over all rows; embedded as `InklingForCausalLM.embed_tokens` gives it."""
+        out = self.layers[depth](embedded, hidden, fwd)
+        return out if self.chain_norm is None else self.chain_norm(out)
+
+
 class InklingForCausalLM(nn.Module):
     """Embedding, layers, final norm and head."""
 
@@ -89,6 +142,7 @@ class InklingForCausalLM(nn.Module):
         self.unembed = ParallelLMHead(
             ctx, config.vocab_size, config.hidden_size, config.unpadded_vocab_size
         )
+        self.mtp = InklingMTPModel(ctx) if ctx.num_draft_tokens else None
 
     def embed_tokens(self, input_ids: torch.Tensor) -> torch.Tensor:
         """(num_tokens,) ids -> (num_tokens, hidden_size), normed; the draft head shares it."""
@@ -100,6 +154,17 @@ class InklingForCausalLM(nn.Module):
         for layer in self.layers:
             x = layer(x, fwd)
         return self.norm(x)
+
+    def draft(
+        self, depth: int, input_ids: torch.Tensor, hidden: torch.Tensor, fwd: ForwardContext
+    ) -> torch.Tensor:
+        """Depth `depth` of the draft head over a step's rows.
+
+        input_ids: (num_tokens,) the token depth + 1 places after each row. hidden: what the
+        backbone, or the depth before, gave for the rows.
+        """
+        assert self.mtp is not None
+        return self.mtp(depth, self.embed_tokens(input_ids), hidden, fwd)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """(n, hidden_size) final-normed -> (n, unpadded_vocab_size)."""
