@@ -299,31 +299,38 @@ class StepResult:
         if self._copied is not None:
             self._copied.synchronize()
         tokens: list[int] = self._copy.tolist()
-        batch, grows = self.runner.batch, self.runner.drafter is not None
+        if len(self.sampled.owners) == len(self.sampled.requests):
+            owners = self.sampled.owners.tolist()
+            self.accepted = {i: [t] for i, t in zip(owners, tokens, strict=True)}
+        else:
+            self._verify_drafts(tokens)
+        self._record()
+
+    def _verify_drafts(self, tokens: list[int]) -> None:
+        """Keep a request's samples up to the first that is not the draft in its place."""
+        token_ids, rows = self.runner.batch.token_ids, self.rows
+        firsts: dict[int, int] = {}
         for owner, known, token in zip(
             self.sampled.owners.tolist(), self.sampled.known.tolist(), tokens, strict=True
         ):
-            request = self.rows.requests[owner]
-            new = self.accepted.setdefault(owner, [])
-            before = self._first_known(owner)
-            if known > before and (
-                len(new) < known - before or new[-1] != batch.token_ids[request.row, known - 1]
-            ):
-                continue  # a draft before this row was rejected
-            new.append(token)
-        for owner, new in self.accepted.items():
+            first, new = firsts.setdefault(owner, known), self.accepted.setdefault(owner, [])
+            draft_before = token_ids[rows.requests[owner].row, known - 1]
+            if known == first or (len(new) == known - first and new[-1] == draft_before):
+                new.append(token)
+
+    def _record(self) -> None:
+        """Write the new tokens into the host's record of the requests that are still there."""
+        batch, grows = self.runner.batch, self.runner.drafter is not None
+        places = np.searchsorted(self.sampled.owners, self.sampled.requests)
+        firsts = self.sampled.known[places].tolist()
+        for first, (owner, new) in zip(firsts, self.accepted.items(), strict=True):
             request = self.rows.requests[owner]
             # A request that has left since has given its row away.
-            if batch.requests.get(request.request_id) is request and new[-1] >= 0:
-                first = self._first_known(owner)
-                batch.token_ids[request.row, first : first + len(new)] = new
-                if grows:
-                    batch.num_tokens[request.row] = first + len(new)
-
-    def _first_known(self, owner: int) -> int:
-        """Tokens that were known of a request before the step."""
-        place = int(np.searchsorted(self.sampled.owners, owner))
-        return int(self.sampled.known[place])
+            if batch.requests.get(request.request_id) is not request or new[-1] < 0:
+                continue
+            batch.token_ids[request.row, first : first + len(new)] = new
+            if grows:
+                batch.num_tokens[request.row] = first + len(new)
 
     def result(self) -> ModelRunnerOutput:
         """What the step computed."""
