@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig
     from vllm.engine.input_processor import Prompt
     from vllm.tokenizers import Tokenizer
+    from vllm.tokenizers.inkling import InklingRenderer
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
@@ -51,13 +52,25 @@ def render_chat(
     """The prompt of a conversation. Raises `RequestError` naming what is wrong with it."""
     if tokenizer is None:
         raise RequestError("no tokenizer was loaded: a conversation cannot be rendered", "messages")
-    chosen = compiled_template(template, tokenizer) if template else tokenizer.chat_template
     checked = check_messages(messages)
     if add_generation_prompt and continue_final_message:
         raise RequestError(
             "add_generation_prompt and continue_final_message exclude each other",
             "continue_final_message",
         )
+    if uses_inkling(tokenizer, model_config):
+        if continue_final_message:
+            raise RequestError("Inkling cannot continue a message", "continue_final_message")
+        return RenderedChat(
+            None,
+            inkling_renderer(tokenizer).render(
+                checked,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                reasoning_effort=variables.get("reasoning_effort"),
+            ),
+        )
+    chosen = compiled_template(template, tokenizer) if template else tokenizer.chat_template
     if chosen is None:
         raise RequestError(
             "this model has no chat template; start the server with --chat-template, "
@@ -73,6 +86,26 @@ def render_chat(
         **variables,
     )
     return RenderedChat(text)
+
+
+def uses_inkling(tokenizer: Tokenizer | None, model_config: ModelConfig) -> bool:
+    """Whether prompts and answers have Inkling's format: asked for, or the model's own.
+
+    A checkpoint of that architecture with another tokenizer has a template of its own.
+    """
+    if tokenizer is None or not model_config.uses_inkling_renderer:
+        return False
+    from vllm.tokenizers.inkling import missing_markers
+
+    return model_config.tokenizer_mode == "inkling" or not missing_markers(tokenizer)
+
+
+@functools.lru_cache(maxsize=4)
+def inkling_renderer(tokenizer: Tokenizer) -> InklingRenderer:
+    """The renderer of a tokenizer; made once."""
+    from vllm.tokenizers.inkling import InklingRenderer
+
+    return InklingRenderer(tokenizer)
 
 
 def compiled_template(source: str, tokenizer: Tokenizer) -> ChatTemplate:

@@ -65,7 +65,7 @@ class ChatCall:
         """How the answer is read. Raises `RequestError` for a tool choice that cannot be."""
         body, frontend = self.body, self.model.frontend
         reasoning = self.model.config.structured_outputs_config.reasoning_parser
-        reasoning = reasoning if body.include_reasoning else ""
+        inkling = self.model.inkling
         names = [_tool_name(tool, at) for at, tool in enumerate(body.tools or [])]
         choice = body.tool_choice
         if choice is None:
@@ -73,7 +73,7 @@ class ChatCall:
         if choice == "none" or not names:
             if choice not in ("none", "auto"):
                 raise RequestError("tool_choice needs tools", "tool_choice")
-            return ParserNeeds(reasoning)
+            return ParserNeeds(reasoning, inkling=inkling)
         if choice == "auto":
             if not frontend.enable_auto_tool_choice or not frontend.tool_call_parser:
                 raise RequestError(
@@ -81,7 +81,9 @@ class ChatCall:
                     "--tool-call-parser",
                     "tool_choice",
                 )
-            return ParserNeeds(reasoning, frontend.tool_call_parser)
+            return ParserNeeds(reasoning, frontend.tool_call_parser, inkling=inkling)
+        if inkling:  # its calls are tokens that no text grammar reaches: the model is trusted
+            return ParserNeeds(reasoning, "inkling", inkling=True)
         if choice == "required":
             return ParserNeeds(reasoning, force_tools=True)
         function = choice.get("function") if isinstance(choice, dict) else None
@@ -104,6 +106,8 @@ class ChatCall:
             body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         )
         params = model.sampling_params(body, len(token_ids), limit, self.logprobs)
+        if self.needs.inkling:
+            params = params.clone(skip_special_tokens=False)
         if self.needs.force_tools:
             if params.structured_outputs is not None:
                 raise RequestError("a forced tool choice takes no other constraint", "tool_choice")
@@ -124,7 +128,14 @@ class ChatCall:
         return bool(self.body.tools) and self.body.tool_choice != "none"
 
     def _parser(self) -> OutputParser | None:
-        return make_parser(self.needs, self.request.prompt or "")
+        request = self.request
+        tokenizer = self.model.tokenizer
+        return make_parser(self.needs, request.prompt or "", request.prompt_token_ids, tokenizer)
+
+    def _shown(self, events: list[Event]) -> list[Event]:
+        if self.body.include_reasoning:
+            return events
+        return [event for event in events if event.kind != "reasoning"]
 
     async def full(self) -> dict[str, Any]:
         """The whole answer."""
@@ -149,7 +160,7 @@ class ChatCall:
         message: dict[str, Any] = {"role": self.role, "content": self._echo + completion.text}
         if parser is not None:
             events = parser.feed(completion.text, completion.token_ids) + parser.finish()
-            message = {"role": self.role, **_message_of(events)}
+            message = {"role": self.role, **_message_of(self._shown(events))}
         choice = {
             "index": completion.index,
             "message": message,
@@ -177,7 +188,7 @@ class ChatCall:
                     if index not in parsers:
                         parsers[index] = self._parser()
                         yield sse({**head, "choices": [self._first_choice(index)]})
-                    deltas = _deltas(parsers[index], completion)
+                    deltas = self._deltas(parsers[index], completion)
                     if any("tool_calls" in delta for delta in deltas):
                         with_calls.add(index)
                     for choice in self._chunk_choices(completion, deltas, index in with_calls):
@@ -188,6 +199,16 @@ class ChatCall:
             usage = usage_of(len(self.request.prompt_token_ids), num_tokens, cached)
             yield sse({**head, "choices": [], "usage": usage})
         yield SSE_DONE
+
+    def _deltas(
+        self, parser: OutputParser | None, completion: CompletionOutput
+    ) -> list[dict[str, Any]]:
+        if parser is None:
+            return [{"content": completion.text}] if completion.text else []
+        events = parser.feed(completion.text, completion.token_ids)
+        if completion.finish_reason is not None:
+            events += parser.finish()
+        return [_delta_of(event) for event in self._shown(events)]
 
     def _first_choice(self, index: int) -> dict[str, Any]:
         delta = {"role": self.role, "content": self._echo}
@@ -267,15 +288,6 @@ def _tool_name(tool: Any, at: int) -> str:
     if not isinstance(name, str) or not name:
         raise RequestError(f"tools[{at}] has no function with a name", "tools")
     return name
-
-
-def _deltas(parser: OutputParser | None, completion: CompletionOutput) -> list[dict[str, Any]]:
-    if parser is None:
-        return [{"content": completion.text}] if completion.text else []
-    events = parser.feed(completion.text, completion.token_ids)
-    if completion.finish_reason is not None:
-        events += parser.finish()
-    return [_delta_of(event) for event in events]
 
 
 def _delta_of(event: Event) -> dict[str, Any]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from vllm.entrypoints.openai.parsers.events import OutputParser
 from vllm.entrypoints.openai.parsers.thinking import (
@@ -12,9 +13,11 @@ from vllm.entrypoints.openai.parsers.thinking import (
     prompt_leaves_thinking_open,
 )
 from vllm.entrypoints.openai.parsers.tools import ForcedToolParser, HermesToolParser
+from vllm.errors import ConfigError, Diagnostic, ExitCode
+from vllm.tokenizers.tokenizer import Tokenizer
 
-REASONING_PARSERS = ("qwen3", "deepseek_r1")
-TOOL_PARSERS = ("hermes",)
+REASONING_PARSERS = ("qwen3", "deepseek_r1", "inkling")
+INKLING = "inkling"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,16 +30,46 @@ class ParserNeeds:
     forced_tool: str | None = None
     """With `force_tools`: the one function whose arguments the answer is."""
     force_tools: bool = False
+    inkling: bool = False
+    """The model writes Inkling's markers, whatever is looked for in them."""
 
 
-def make_parser(needs: ParserNeeds, prompt: str) -> OutputParser | None:
-    """The parser of one sequence after `prompt`, or None if the answer is plain text."""
+def check_reasoning_parser(name: str) -> None:
+    """Raises `ConfigError` for a name that is not known."""
+    if name and name not in REASONING_PARSERS:
+        raise ConfigError(
+            Diagnostic(
+                "reasoning-parser",
+                f"--reasoning-parser {name} is not known",
+                fix=f"one of {', '.join(REASONING_PARSERS)}, or leave it out",
+                exit_code=ExitCode.USAGE,
+            )
+        )
+
+
+def make_parser(
+    needs: ParserNeeds,
+    prompt: str,
+    prompt_token_ids: Sequence[int] = (),
+    tokenizer: Tokenizer | None = None,
+) -> OutputParser | None:
+    """The parser of one sequence after a prompt, or None if the answer is plain text."""
+    if needs.inkling and tokenizer is not None:
+        from vllm.entrypoints.openai.parsers.inkling import InklingParser
+
+        return InklingParser(
+            tokenizer,
+            prompt_token_ids,
+            split_reasoning=needs.reasoning_parser == INKLING,
+            split_tools=needs.tool_parser == INKLING,
+        )
     tools: OutputParser | None = None
     if needs.force_tools:
         tools = ForcedToolParser(needs.forced_tool)
     elif needs.tool_parser == "hermes":
         tools = HermesToolParser()
-    if needs.reasoning_parser in REASONING_PARSERS and not prompt_closed_thinking(prompt):
+    tagged = needs.reasoning_parser in ("qwen3", "deepseek_r1")
+    if tagged and not prompt_closed_thinking(prompt):
         opened = prompt_leaves_thinking_open(prompt) or needs.reasoning_parser == "deepseek_r1"
         return ThinkParser(opened, tools)
     return tools
