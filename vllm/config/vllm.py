@@ -17,6 +17,7 @@ from vllm.config.speculative import SpeculativeConfig
 from vllm.config.structured_outputs import StructuredOutputsConfig
 from vllm.errors import Diagnostic, ExitCode, VLLMError, error_from
 from vllm.logger import init_logger
+from vllm.platforms import host
 from vllm.platforms.attention import (
     BACKENDS,
     AttentionBackend,
@@ -86,7 +87,9 @@ class VllmConfig:
         """More ranks than devices; a device list that cannot be told is left to the workers."""
         device, ranks = self.device_config, self.parallel_config.world_size
         if device.kind == "cpu":
-            return [] if ranks <= _MAX_CPU_RANKS else [_too_many_ranks(ranks, 1, "no GPU is here")]
+            cores = max(MIN_CPU_RANKS, host.num_cores())
+            why = f"no GPU is used, and each rank on the CPU wants one of the {cores} cores"
+            return [_too_many_ranks(ranks, cores, why)] if ranks > cores else []
         if device.platform.problem():
             logger.info("Devices cannot be told: %s", device.platform.problem())
             return []
@@ -132,7 +135,8 @@ class VllmConfig:
         ]
 
 
-_MAX_CPU_RANKS = 64
+MIN_CPU_RANKS = 2
+"""Ranks that may share a single core: slow, but right."""
 
 
 def _too_many_ranks(ranks: int, count: int, why: str) -> Diagnostic:

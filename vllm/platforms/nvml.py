@@ -42,7 +42,10 @@ def enumerate_devices() -> Enumeration:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        missing = isinstance(error, pynvml.NVMLError_LibraryNotFound)
+        # A library without its driver is what CUDA images bring to machines without a GPU.
+        missing = isinstance(
+            error, (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded)
+        )
         return Enumeration(problem=_reason(error), is_missing=missing)
     try:
         return _enumerate(pynvml)

@@ -13,7 +13,6 @@ from vllm.engine.async_llm import AsyncLLM
 from vllm.engine.input_processor import ProcessedRequest
 from vllm.entrypoints.chat import inkling_renderer, uses_inkling
 from vllm.entrypoints.openai.http import HttpError
-from vllm.entrypoints.openai.parsers.registry import check_reasoning_parser
 from vllm.entrypoints.openai.protocol import SamplingRequest
 from vllm.errors import EngineDeadError, RequestError
 from vllm.logger import init_logger
@@ -48,7 +47,6 @@ class ServedModel:
         self.config = vllm_config
         self.frontend = frontend
         self.tokenizer = tokenizer
-        check_reasoning_parser(vllm_config.structured_outputs_config.reasoning_parser)
         self.inkling = uses_inkling(tokenizer, vllm_config.model_config)
         if self.inkling and tokenizer is not None:
             inkling_renderer(tokenizer)  # a tokenizer without its tokens is refused now

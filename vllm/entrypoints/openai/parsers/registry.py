@@ -13,10 +13,8 @@ from vllm.entrypoints.openai.parsers.thinking import (
     prompt_leaves_thinking_open,
 )
 from vllm.entrypoints.openai.parsers.tools import ForcedToolParser, HermesToolParser
-from vllm.errors import ConfigError, Diagnostic, ExitCode
 from vllm.tokenizers.tokenizer import Tokenizer
 
-REASONING_PARSERS = ("qwen3", "deepseek_r1", "inkling")
 INKLING = "inkling"
 
 
@@ -32,19 +30,6 @@ class ParserNeeds:
     force_tools: bool = False
     inkling: bool = False
     """The model writes Inkling's markers, whatever is looked for in them."""
-
-
-def check_reasoning_parser(name: str) -> None:
-    """Raises `ConfigError` for a name that is not known."""
-    if name and name not in REASONING_PARSERS:
-        raise ConfigError(
-            Diagnostic(
-                "reasoning-parser",
-                f"--reasoning-parser {name} is not known",
-                fix=f"one of {', '.join(REASONING_PARSERS)}, or leave it out",
-                exit_code=ExitCode.USAGE,
-            )
-        )
 
 
 def make_parser(
