@@ -161,10 +161,10 @@ def _best(call: Any, device: Any) -> float:
     times = []
     for _ in range(6):
         if device.type == "cuda":
-            torch.cuda.synchronize()
+            torch.accelerator.synchronize()
         start = time.perf_counter()
         call()
         if device.type == "cuda":
-            torch.cuda.synchronize()
+            torch.accelerator.synchronize()
         times.append(time.perf_counter() - start)
     return min(times)

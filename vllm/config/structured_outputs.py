@@ -7,7 +7,6 @@ import dataclasses
 
 from vllm.config.fields import check_values, option, raise_usage
 
-
 REASONING_PARSERS = ("deepseek_r1", "inkling", "qwen3")
 
 
