@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure Python unless asked: VLLM_BUILD_TML_FA4=1 lets CMake fetch and place the FA4 sources."""
+"""The C++ kernels of the CPU backend, and what CMake fetches when asked.
+
+The kernels are built for this machine's processor (VLLM_CPU_ARCH names another one). Where no
+compiler is there, the package installs without them and attention runs in torch operations.
+VLLM_BUILD_TML_FA4=1 lets CMake fetch and place the FlashAttention 4 sources.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
@@ -26,4 +31,21 @@ class BuildWithCMake(build_py):
             subprocess.check_call(["cmake", "--install", build, "--prefix", prefix])
 
 
-setup(cmdclass={"build_py": BuildWithCMake})
+CPU_KERNELS = Extension(
+    "vllm._cpu_kernels",
+    ["csrc/cpu/paged_attention.cpp"],
+    extra_compile_args=[
+        "-O3",
+        "-std=c++17",
+        "-fopenmp",
+        "-fno-math-errno",
+        "-fno-trapping-math",
+        "-fassociative-math",
+        "-fno-signed-zeros",
+        f"-march={os.environ.get('VLLM_CPU_ARCH', 'native')}",
+    ],
+    extra_link_args=["-fopenmp"],
+    optional=True,
+)
+
+setup(cmdclass={"build_py": BuildWithCMake}, ext_modules=[CPU_KERNELS])

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention on the CPU in torch operations: all decoding requests at once, prompts one by one.
+"""Attention on the CPU: all decoding requests at once, prompts one by one.
 
-A decode step gathers each request's rows into a padded (requests, keys) batch. The query
-heads that share a KV head take the place of query positions, so that no key is copied.
+Decoding takes the C++ kernel where it was built. Without it a decode step gathers each
+request's rows into a padded (requests, keys) batch; the query heads that share a KV head take
+the place of query positions, so that no key is copied.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from vllm.attention.metadata import ForwardContext, GroupMetadata
+from vllm.attention.ops.cpu_decode import can_decode, paged_decode
 
 if TYPE_CHECKING:
     from vllm.layers.attention import Attention
@@ -64,6 +66,17 @@ def _decode(
     num_reqs: int,
 ) -> torch.Tensor:
     """One query token for each of the first `num_reqs` requests."""
+    if can_decode(q.dtype, layer.head_dim):
+        return paged_decode(
+            q,
+            layer.k_cache,
+            layer.v_cache,
+            group.block_table,
+            fwd.seq_lens,
+            layer.scale,
+            layer.window,
+            rel_logits,
+        )
     key = f"decode_{layer.group}"
     if key not in fwd.derived:
         fwd.derived[key] = _decode_plan(layer, fwd, group, num_reqs)
