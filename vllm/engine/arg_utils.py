@@ -186,7 +186,7 @@ def _add_field(group: Any, field: dataclasses.Field[Any], hint: Any, doc: str) -
     elif typing.get_origin(kind) is dict:
         options |= {"type": _json_object, "metavar": "JSON"}
     else:
-        options["type"] = parse_length if flag in _LENGTHS else kind
+        options["type"] = _length if flag in _LENGTHS else kind
         if choices := field.metadata.get("choices"):
             options["choices"] = list(choices)
     group.add_argument(*names, **options)
@@ -201,6 +201,13 @@ def _with_default(doc: str, field: dataclasses.Field[Any]) -> str:
     if default is dataclasses.MISSING or default in (None, ""):
         return doc
     return f"{doc} (default: {default})"
+
+
+def _length(text: str) -> int:
+    try:
+        return parse_length(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error.findings[0].fix}") from None
 
 
 def _json_object(text: str) -> dict[str, Any]:

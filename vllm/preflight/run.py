@@ -177,7 +177,7 @@ def _check_memory(
         block_size,
         scheduler.max_num_batched_tokens,
         model.max_model_len,
-        memory.budget - plan.weight_bytes,
+        memory.budget - plan.weight_bytes - plan.activation_bytes,
     )
     found = check_memory(
         plan,
