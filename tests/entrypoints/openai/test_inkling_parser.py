@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,18 +50,18 @@ CASES = {
         f"<|content_thinking|>hm \n<|end_message|><|message_model|><|content_text|>A{END}",
         ("hm", "A", []),
     ),
-    "call": (f"f{CALL}<|content_model_end_sampling|>", ("", "", [("f", '{"a": 1}')])),
+    "call": (f"f{CALL}<|content_model_end_sampling|>", ("", "", [("f", '{"a":1}')])),
     "two calls and text": (
         f"f{CALL}<|message_model|>f{CALL}<|message_model|><|content_text|>ok{END}",
-        ("", "ok", [("f", '{"a": 1}')] * 2),
+        ("", "ok", [("f", '{"a":1}')] * 2),
     ),
     "white space before a call": (
         f"<|content_text|> \n<|end_message|><|message_model|>f{CALL}",
-        ("", "", [("f", '{"a": 1}')]),
+        ("", "", [("f", '{"a":1}')]),
     ),
     "a call inside thinking ends it": (
         f"<|content_thinking|>hm<|message_model|>f{CALL}",
-        ("hm", "", [("f", '{"a": 1}')]),
+        ("hm", "", [("f", '{"a":1}')]),
     ),
     "no kind": (f"just text{END}", ("", "just text", [])),
     "no arguments": (
@@ -98,6 +100,65 @@ def test_text_behind_a_stop_string_is_not_given() -> None:
     parser = InklingParser(tokenizer, [], split_reasoning=True, split_tools=True)
     events = parser.feed("<|content_text|>one ", ids)
     assert joined(events + parser.finish()) == ("", "one ", [])
+
+
+def call_block(json_text: str) -> str:
+    return f"f<|content_invoke_tool_json|>{json_text}<|end_message|>"
+
+
+@pytest.mark.parametrize("step", [1, 3, 10**6])
+@pytest.mark.parametrize(
+    ("block", "arguments"),
+    [
+        ('{"name":"f","args":{"z": 1, "a":[1.0,1e400]}}', '{"z": 1, "a":[1.0,1e400]}'),
+        (' { "args" : {"a":"}\\""} , "name" : "f" } ', '{"a":"}\\""}'),
+        ('{"name":"f","arguments":{"a":1}}', '{"a":1}'),
+        ('{"name":"f","parameters":{}}', "{}"),
+        ("{&quot;name&quot;:&quot;f&quot;,&quot;args&quot;:{&quot;a&quot;:1}}", '{"a":1}'),
+        ('{"name":"f","args":{"a":"&quot;"}}', '{"a":"&quot;"}'),
+        ('{"name":"f","args":{"a":"one\ntwo"}}', '{"a": "one\\ntwo"}'),
+        ('{"name":"f","args":{"a":"\\ud83d"}}', '{"a":"\\ud83d"}'),
+        ('{"name":"f","args":{"a":"\u4f60"}}', '{"a":"\u4f60"}'),
+        (f'{{"name":"f","args":{{"a":{"9" * 5000}}}}}', f'{{"a":{"9" * 5000}}}'),
+        ('{"name":"g","name":"f","args":{}}', "{}"),
+    ],
+    ids=[
+        "verbatim", "spaces and arguments first", "arguments", "parameters", "entities",
+        "an entity that is meant", "line end", "half a pair", "wide", "long number", "name twice",
+    ],
+)  # fmt: skip
+def test_imperfect_calls_are_read_and_their_arguments_kept(
+    block: str, arguments: str, step: int
+) -> None:
+    assert parse(call_block(block), step) == ("", "", [("f", arguments)])
+    json.loads(parse(call_block(block))[2][0][1], parse_int=float)
+
+
+@pytest.mark.parametrize("step", [1, 3, 10**6])
+@pytest.mark.parametrize(
+    "block",
+    [
+        "no JSON", "{", "[]", "7", "null", '"f"', '{"args":{}}', '{"name":5,"args":{}}',
+        '{"name":"f","args":"{}"}', '{"name":"f","args":null}', '{"name":"f","args":{"a":NaN}}',
+        '{"name":"\\ud83d","args":{}}', '{"name":"f","args":{"a":1}} and more',
+        '{"name":"f","args":{"a":1,}}', "[" * 5000,
+    ],
+)  # fmt: skip
+def test_a_block_that_is_no_call_is_content(block: str, step: int) -> None:
+    assert parse(call_block(block), step) == ("", block, [])
+
+
+def test_tokens_of_thinking_are_counted_without_its_markers() -> None:
+    tokenizer = inkling_tokenizer()
+    thought = "so many words"
+    text = f"<|content_thinking|>{thought}<|end_message|><|message_model|><|content_text|>A{END}"
+    parser = InklingParser(tokenizer, [], split_reasoning=False, split_tools=False)
+    parser.feed(text, tokenizer.encode(text))
+    assert parser.num_reasoning_tokens == len(tokenizer.encode(thought))
+
+
+def test_white_space_that_is_the_whole_answer_is_given() -> None:
+    assert parse("<|content_text|> \n") == ("", " \n", [])
 
 
 @settings(max_examples=200, deadline=None)

@@ -132,10 +132,15 @@ def new_id(prefix: str, body: SamplingRequest, header: str | None) -> str:
 
 
 def usage_of(
-    num_prompt_tokens: int, num_completion_tokens: int, num_cached_tokens: int | None
+    num_prompt_tokens: int,
+    num_completion_tokens: int,
+    num_cached_tokens: int | None,
+    num_reasoning_tokens: int | None = None,
 ) -> dict[str, Any]:
-    """OpenAI's usage object."""
+    """OpenAI's usage object. `num_reasoning_tokens` is None where nobody counts them."""
+    details = {"completion_tokens_details": {"reasoning_tokens": num_reasoning_tokens}}
     return {
+        **(details if num_reasoning_tokens is not None else {}),
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_completion_tokens,
         "total_tokens": num_prompt_tokens + num_completion_tokens,

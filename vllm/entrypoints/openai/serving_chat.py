@@ -12,6 +12,7 @@ from vllm.engine.input_processor import ProcessedRequest
 from vllm.entrypoints.chat import RenderedChat, render_chat
 from vllm.entrypoints.openai.http import SSE_DONE, sse
 from vllm.entrypoints.openai.parsers import Event, OutputParser, ParserNeeds, make_parser
+from vllm.entrypoints.openai.parsers.inkling import InklingParser
 from vllm.entrypoints.openai.parsers.tools import forced_schema
 from vllm.entrypoints.openai.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.serving import (
@@ -49,6 +50,7 @@ class ChatCall:
         self.needs = self._parser_needs()
         self.logprobs = (body.top_logprobs or 0) if body.logprobs else None
         self._echo = ""
+        self._num_reasoning_tokens: int | None = None
 
     def _check_fields(self) -> None:
         body = self.body
@@ -82,15 +84,15 @@ class ChatCall:
                     "tool_choice",
                 )
             return ParserNeeds(reasoning, frontend.tool_call_parser, inkling=inkling)
-        if inkling:  # its calls are tokens that no text grammar reaches: the model is trusted
-            return ParserNeeds(reasoning, "inkling", inkling=True)
+        # Inkling's calls are tokens that no text grammar reaches: the model is trusted.
+        trusted = ParserNeeds(reasoning, "inkling", inkling=True) if inkling else None
         if choice == "required":
-            return ParserNeeds(reasoning, force_tools=True)
+            return trusted or ParserNeeds(reasoning, force_tools=True)
         function = choice.get("function") if isinstance(choice, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         if name not in names:
             raise RequestError("tool_choice names no function of tools", "tool_choice")
-        return ParserNeeds(reasoning, forced_tool=name, force_tools=True)
+        return trusted or ParserNeeds(reasoning, forced_tool=name, force_tools=True)
 
     async def prepare(self) -> None:
         """Render, tokenize, check. Raises `RequestError`."""
@@ -148,6 +150,7 @@ class ChatCall:
                 len(output.prompt_token_ids),
                 num_completion_tokens([output]),
                 output.num_cached_tokens,
+                self._num_reasoning_tokens,
             ),
             "prompt_logprobs": prompt_logprobs_of(output.prompt_logprobs),
         }
@@ -160,6 +163,7 @@ class ChatCall:
         message: dict[str, Any] = {"role": self.role, "content": self._echo + completion.text}
         if parser is not None:
             events = parser.feed(completion.text, completion.token_ids) + parser.finish()
+            self._count_reasoning(parser)
             message = {"role": self.role, **_message_of(self._shown(events))}
         choice = {
             "index": completion.index,
@@ -196,7 +200,8 @@ class ChatCall:
         finally:
             await generating.aclose()  # type: ignore[attr-defined]
         if self.include_usage:
-            usage = usage_of(len(self.request.prompt_token_ids), num_tokens, cached)
+            num_prompt_tokens = len(self.request.prompt_token_ids)
+            usage = usage_of(num_prompt_tokens, num_tokens, cached, self._num_reasoning_tokens)
             yield sse({**head, "choices": [], "usage": usage})
         yield SSE_DONE
 
@@ -208,7 +213,14 @@ class ChatCall:
         events = parser.feed(completion.text, completion.token_ids)
         if completion.finish_reason is not None:
             events += parser.finish()
+            self._count_reasoning(parser)
         return [_delta_of(event) for event in self._shown(events)]
+
+    def _count_reasoning(self, parser: OutputParser) -> None:
+        """Add the thinking of a sequence that has ended, where its parser counts it."""
+        if isinstance(parser, InklingParser):
+            before = self._num_reasoning_tokens or 0
+            self._num_reasoning_tokens = before + parser.num_reasoning_tokens
 
     def _first_choice(self, index: int) -> dict[str, Any]:
         delta = {"role": self.role, "content": self._echo}

@@ -7,9 +7,11 @@ gives only as much text as it was fed: what a stop string cut off or holds back 
 
 from __future__ import annotations
 
+import html
 import json
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any, TypeGuard
 
 from vllm.entrypoints.openai.parsers.events import Event
 from vllm.tokenizers.detokenizer import Detokenizer
@@ -51,15 +53,21 @@ class InklingParser:
         self._space = ""
         self._num_calls = 0
         self._spoken = False
+        self._thinking = self._state == "reasoning"  # at the last id, not at the last text given
+        self.num_reasoning_tokens = 0
+        """Tokens between the thinking marker and what closes its block."""
 
     def feed(self, text: str, token_ids: Sequence[int]) -> list[Event]:
         """See `OutputParser`."""
         self._budget += len(text)
         for token_id in token_ids:
             name = self._names.get(token_id)
-            if name is None and token_id in self._tokenizer.special_ids:
+            if name is not None:
+                self._thinking = name == "content_thinking"
+            elif token_id in self._tokenizer.special_ids:
                 name = ""  # never reaches a client
             if name is None:
+                self.num_reasoning_tokens += self._thinking
                 self._detokenizer.append([token_id])
                 self._queue(self._detokenizer.take_delta(), None)
                 continue
@@ -72,6 +80,8 @@ class InklingParser:
         self._end_characters()
         events = self._drain()
         self._close(events)
+        if self._space and not self._spoken and not self._num_calls:
+            events.append(Event("content", self._space))  # it was all there is
         return events
 
     def _queue(self, text: str, name: str | None) -> None:
@@ -112,6 +122,8 @@ class InklingParser:
             if self._state != "header":
                 self._close(events)
             self._state = _OPENED.get(name, "content")
+            if self._state == "reasoning":
+                self._space = ""
         elif name in _CLOSERS:
             self._close(events)
 
@@ -171,15 +183,65 @@ def _state_after(prompt_token_ids: Sequence[int], names: dict[int, str]) -> str:
 
 
 def _read_call(block: str) -> tuple[str, str] | None:
-    """(name, arguments as JSON text), or None if the block is no call."""
-    try:
-        call = json.loads(block, strict=False)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return None
-    given = [call[key] for key in ("args", "arguments", "parameters") if key in call]
-    arguments = given[0] if given else {}
-    if not isinstance(arguments, dict):
-        return None
-    return call["name"], json.dumps(arguments, ensure_ascii=False)
+    """(name, arguments as JSON text), or None if the block is no call.
+
+    Models write `&quot;` for a quote and line ends in strings now and then: that is read where
+    the block as it stands is no JSON.
+    """
+    unescaped = html.unescape(block)
+    for candidate, decoder in (
+        (block, _STRICT), (unescaped, _STRICT), (block, _LENIENT), (unescaped, _LENIENT),
+    ):  # fmt: skip
+        try:
+            members = _members(candidate, decoder)
+            name = members.get("name", (None, ""))[0]
+            given = [members[key] for key in ("args", "arguments", "parameters") if key in members]
+            arguments, written = given[0] if given else ({}, "{}")
+            if not _is_name(name) or not isinstance(arguments, dict):
+                return None
+            return name, written if decoder is _STRICT else json.dumps(arguments, allow_nan=False)
+        except (ValueError, RecursionError):
+            continue
+    return None
+
+
+def _is_name(name: Any) -> TypeGuard[str]:
+    """A name that can be sent: half a surrogate pair, written as an escape, cannot."""
+    return isinstance(name, str) and not any("\ud800" <= char <= "\udfff" for char in name)
+
+
+def _members(block: str, decoder: json.JSONDecoder) -> dict[str, tuple[Any, str]]:
+    """Key to (value, its text) of a JSON object. Raises `ValueError` for anything else.
+
+    Clients get the text as it stands: read and written again, 1e400 would be no JSON any more
+    and half a surrogate pair no UTF-8.
+    """
+    text = block.strip(_WHITE)
+    if not isinstance(decoder.decode(text), dict):
+        raise ValueError("no object")
+    members: dict[str, tuple[Any, str]] = {}
+    at = _skip(text, 1)
+    while text[at] != "}":
+        key, at = decoder.raw_decode(text, at)
+        start = _skip(text, _skip(text, at) + 1)  # over the colon
+        value, at = decoder.raw_decode(text, start)
+        members[key] = (value, text[start:at])
+        at = _skip(text, at)
+        if text[at] == ",":
+            at = _skip(text, at + 1)
+    return members
+
+
+def _skip(text: str, at: int) -> int:
+    while text[at] in _WHITE:
+        at += 1
+    return at
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
+
+
+_WHITE = " \t\n\r"
+_STRICT = json.JSONDecoder(parse_constant=_refuse, parse_int=float)  # no limit on digits
+_LENIENT = json.JSONDecoder(parse_constant=_refuse, strict=False)
