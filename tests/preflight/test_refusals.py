@@ -131,6 +131,7 @@ def cut(model: Model) -> list[str]:
 
 def missing_shard(model: Model) -> list[str]:
     names = dict.fromkeys(model.tensors, "model.safetensors")
+    drop_tensor(model)
     write_index(model.path, {**names, "model.norm.weight": "other.safetensors"})
     return []
 

@@ -52,7 +52,7 @@ CODES: dict[str, str] = {
     # Tokenizer and chat
     "tokenizer-missing": "No tokenizer file is beside the model.",
     "tokenizer-broken": "tokenizer.json cannot be read.",
-    "tokenizer-remote-code": "The tokenizer is Python code of the repository, which must be trusted.",
+    "tokenizer-remote-code": "The tokenizer is Python code of the repository; it must be trusted.",
     "tokenizer-vocabulary": "The tokenizer gives ids that the embedding has no row for.",
     "chat-template-missing": "Chat requests will be refused for want of a template.",
     "chat-template": "The chat template cannot be parsed or refuses the messages.",
