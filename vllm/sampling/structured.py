@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 # A model that may put any amount of white space between tokens of JSON can do so for ever.
-_JSON_OPTIONS: Any = {"whitespace_pattern": r"[ \n\t]{1,32}"}
+JSON_OPTIONS: Any = {"whitespace_pattern": r"[ \n\t]{1,32}"}
 _MAX_MESSAGE_CHARS = 300
 _PARAM = "structured_outputs"
 
@@ -41,7 +41,7 @@ def grammar_of(constraint: StructuredOutputsParams) -> str:
         raise RequestError(f"structured output takes exactly one constraint, got {found}", _PARAM)
     try:
         if constraint.json is not None:
-            return LLMatcher.grammar_from_json_schema(constraint.json, defaults=_JSON_OPTIONS)
+            return LLMatcher.grammar_from_json_schema(constraint.json, defaults=JSON_OPTIONS)
         if constraint.regex is not None:
             return LLMatcher.grammar_from_regex(constraint.regex)
         if constraint.choice is not None:
@@ -52,7 +52,7 @@ def grammar_of(constraint: StructuredOutputsParams) -> str:
         raise RequestError(_message(given[0], str(error)), _PARAM) from None
     if not constraint.json_object:
         raise RequestError("json_object must be true or left out", _PARAM)
-    return LLMatcher.grammar_from_json_schema({"type": "object"}, defaults=_JSON_OPTIONS)
+    return LLMatcher.grammar_from_json_schema({"type": "object"}, defaults=JSON_OPTIONS)
 
 
 def check_constraint(constraint: StructuredOutputsParams) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ from vllm.entrypoints.chat import RenderedChat, render_chat
 from vllm.entrypoints.openai.http import SSE_DONE, sse
 from vllm.entrypoints.openai.parsers import Event, OutputParser, ParserNeeds, make_parser
 from vllm.entrypoints.openai.parsers.inkling import InklingParser
+from vllm.entrypoints.openai.parsers.inkling_grammar import framed
 from vllm.entrypoints.openai.parsers.tools import forced_schema
 from vllm.entrypoints.openai.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.serving import (
@@ -110,6 +112,9 @@ class ChatCall:
         params = model.sampling_params(body, len(token_ids), limit, self.logprobs)
         if self.needs.inkling:
             params = params.clone(skip_special_tokens=False)
+            if params.structured_outputs is not None:
+                constraint = await asyncio.to_thread(framed, params.structured_outputs)
+                params = params.clone(structured_outputs=constraint)
         if self.needs.force_tools:
             if params.structured_outputs is not None:
                 raise RequestError("a forced tool choice takes no other constraint", "tool_choice")
