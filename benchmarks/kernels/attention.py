@@ -39,13 +39,16 @@ Call = Callable[[], object]
 
 
 def measure_ms(call: Call, repeats: int = 20) -> float:
-    """Median device time with the L2 cache flushed before each call."""
-    flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    """Median device time; before each call the L2 cache is filled with clean foreign lines.
+
+    Lines that were written would have to go back to memory while the kernel reads.
+    """
+    flush = torch.zeros(64 << 20, dtype=torch.int32, device="cuda")
     for _ in range(3):
         call()
     times = []
     for _ in range(repeats):
-        flush.zero_()
+        flush.amax()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         call()

@@ -2,9 +2,10 @@
 """Attention of long query runs (prefill chunks) over the paged cache: bound by the matrix units.
 
 A program holds BLOCK_M rows, the tokens of one run times the query heads of one KV head, so
-that short chunks fill a tile and keys are read once a group. It walks the keys in four
+that short chunks fill a tile and keys are read once a group. It walks the keys in five
 stretches that differ in what they must do a score: [left] only with a window, masked, with
-bias; [far] nothing; [near] bias; [right] the diagonal, masked, with bias.
+bias; [far] nothing; [edge] bias where the extent ends; [near] bias; [right] the diagonal,
+masked, with bias.
 
 The bias of row m and key n is rel[token(m), head(m), pos(m) - n]: within a row the addresses
 run backwards one element a key, so a tile of it is a plain two-dimensional load.
@@ -47,22 +48,28 @@ def _attend(
     BIAS: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Online softmax over the keys of tiles begin..end-1."""
+    """Online softmax over the keys of tiles begin..end-1.
+
+    BIAS: 0 none, 1 where the extent may end within a tile, 2 every score has one.
+    """
     LOG2E: tl.constexpr = 1.4426950408889634
     offs_n = tl.arange(0, BLOCK_N)
     for tile in range(begin, end):
         start = tile * BLOCK_N
+        distance = query_pos[:, None] - (start + offs_n)[None, :]
+        if BIAS == 2:  # asked for before the product, which takes as long as the load
+            bias = tl.load(rel_ptrs[:, None] + distance)
+        elif BIAS == 1:
+            near = distance < REL_EXTENT
+            if MASKED:
+                near = near & (distance >= 0)
+            bias = tl.load(rel_ptrs[:, None] + distance, mask=near, other=0.0)
         k = load_tile(
             k_ptr, table_ptr, start, first_key, end_key, stride_kb, stride_kn,
             HEAD_DIM, PAGE, BLOCK_N, BLOCK_D, MASKED,
         )  # fmt: skip
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
-        distance = query_pos[:, None] - (start + offs_n)[None, :]
-        if BIAS:
-            near = distance < REL_EXTENT
-            if MASKED:
-                near = near & (distance >= 0)
-            bias = tl.load(rel_ptrs[:, None] + distance, mask=near, other=0.0)
+        if BIAS > 0:
             scores += bias.to(tl.float32) * LOG2E
         if MASKED:
             seen = distance >= 0
@@ -120,6 +127,7 @@ def prefill_kernel(
     for its tiles whatever its alignment; numbers that are left over end at once.
     """
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
+    BIASED: tl.constexpr = 1 if REL_EXTENT > 0 else 0
     # The last tiles of a run see the most keys; they go first so that none is left alone.
     q_tile = tl.num_programs(0) // num_kv_heads - 1 - tl.program_id(0) // num_kv_heads
     head = tl.program_id(0) % num_kv_heads
@@ -163,10 +171,14 @@ def prefill_kernel(
         inside = (tl.maximum(last_pos - WINDOW + 1, 0) + BLOCK_N - 1) // BLOCK_N
         inside = tl.minimum(inside, end)
     diagonal = tl.maximum(diagonal, inside)
+    edge = diagonal
     near = diagonal
     if REL_EXTENT > 0:
-        near = tl.maximum(first_pos - REL_EXTENT + 1, 0) // BLOCK_N
-        near = tl.minimum(tl.maximum(near, inside), diagonal)
+        edge = tl.maximum(first_pos - REL_EXTENT + 1, 0) // BLOCK_N
+        edge = tl.minimum(tl.maximum(edge, inside), diagonal)
+        # The first tile that even the last row sees within its extent.
+        near = (tl.maximum(last_pos - REL_EXTENT + 1, 0) + BLOCK_N - 1) // BLOCK_N
+        near = tl.minimum(tl.maximum(near, edge), diagonal)
 
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -178,23 +190,28 @@ def prefill_kernel(
         acc, row_max, row_sum = _attend(
             acc, row_max, row_sum, q, query_pos, k_head, v_head, table, rel_ptrs, begin, inside,
             first_key, seq_len, qk_scale, stride_kb, stride_kn, stride_vb, stride_vn,
-            WINDOW, REL_EXTENT, HEAD_DIM, PAGE, BLOCK_N, BLOCK_D, REL_EXTENT > 0, True,
+            WINDOW, REL_EXTENT, HEAD_DIM, PAGE, BLOCK_N, BLOCK_D, BIASED, True,
         )  # fmt: skip
     acc, row_max, row_sum = _attend(
-        acc, row_max, row_sum, q, query_pos, k_head, v_head, table, rel_ptrs, inside, near,
+        acc, row_max, row_sum, q, query_pos, k_head, v_head, table, rel_ptrs, inside, edge,
         first_key, seq_len, qk_scale, stride_kb, stride_kn, stride_vb, stride_vn,
-        WINDOW, REL_EXTENT, HEAD_DIM, PAGE, BLOCK_N, BLOCK_D, False, False,
+        WINDOW, REL_EXTENT, HEAD_DIM, PAGE, BLOCK_N, BLOCK_D, 0, False,
     )  # fmt: skip
     if REL_EXTENT > 0:
         acc, row_max, row_sum = _attend(
+            acc, row_max, row_sum, q, query_pos, k_head, v_head, table, rel_ptrs, edge, near,
+            first_key, seq_len, qk_scale, stride_kb, stride_kn, stride_vb, stride_vn,
+            WINDOW, REL_EXTENT, HEAD_DIM, PAGE, BLOCK_N, BLOCK_D, 1, False,
+        )  # fmt: skip
+        acc, row_max, row_sum = _attend(
             acc, row_max, row_sum, q, query_pos, k_head, v_head, table, rel_ptrs, near, diagonal,
             first_key, seq_len, qk_scale, stride_kb, stride_kn, stride_vb, stride_vn,
-            WINDOW, REL_EXTENT, HEAD_DIM, PAGE, BLOCK_N, BLOCK_D, True, False,
+            WINDOW, REL_EXTENT, HEAD_DIM, PAGE, BLOCK_N, BLOCK_D, 2, False,
         )  # fmt: skip
     acc, row_max, row_sum = _attend(
         acc, row_max, row_sum, q, query_pos, k_head, v_head, table, rel_ptrs, diagonal, end,
         first_key, seq_len, qk_scale, stride_kb, stride_kn, stride_vb, stride_vn,
-        WINDOW, REL_EXTENT, HEAD_DIM, PAGE, BLOCK_N, BLOCK_D, REL_EXTENT > 0, True,
+        WINDOW, REL_EXTENT, HEAD_DIM, PAGE, BLOCK_N, BLOCK_D, BIASED, True,
     )  # fmt: skip
 
     acc = acc / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
