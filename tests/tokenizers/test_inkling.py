@@ -117,6 +117,17 @@ def test_a_call_has_sorted_arguments_and_its_result_the_functions_name() -> None
     )
 
 
+def test_a_developer_speaks_as_the_system_and_its_tools_join_the_declaration() -> None:
+    developer = {"role": "developer", "content": "S", "tools": [TOOL]}
+    assert shown([developer, USER]) == SHOWN_TOOL + S + EFFORT + HI
+
+
+def test_arguments_of_a_past_call_that_are_no_object_are_refused() -> None:
+    call = {"id": "c1", "function": {"name": "f", "arguments": [1]}}
+    with pytest.raises(RequestError, match="'f' are no object"):
+        shown([USER, {"role": "assistant", "tool_calls": [call]}])
+
+
 @pytest.mark.parametrize(
     ("effort", "text"),
     [
