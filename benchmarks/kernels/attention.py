@@ -41,9 +41,10 @@ Call = Callable[[], object]
 def measure_ms(call: Call, repeats: int = 20) -> float:
     """Median device time; before each call the L2 cache is filled with clean foreign lines.
 
-    Lines that were written would have to go back to memory while the kernel reads.
+    Lines that were written would have to go back to memory while the kernel reads. The
+    gigabyte takes long enough for the host to have launched the kernels meanwhile.
     """
-    flush = torch.zeros(64 << 20, dtype=torch.int32, device="cuda")
+    flush = torch.zeros(256 << 20, dtype=torch.int32, device="cuda")
     for _ in range(3):
         call()
     times = []

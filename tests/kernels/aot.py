@@ -75,7 +75,7 @@ def attention_jobs(arch: str) -> Iterator[Job]:
                 if page == 16 and not extent:
                     parts = {"BLOCK_S": attention.BLOCK_PARTS}
                     yield f"combine {tail}", combine_kernel, shared | parts, 4, 3
-            config = chips.prefill_config(arch, 4096, dim, 2)
+            config = chips.prefill_config(arch, 4096, dim, 2, extent > 0)
             blocks = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
             options = (config.num_warps, config.num_stages)
             tail = f"page={page} window={window} extent={extent} dim={dim}"

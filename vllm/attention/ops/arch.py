@@ -119,18 +119,26 @@ def decode_config(arch: str, rows: int, head_dim: int, itemsize: int) -> KernelC
     )
 
 
-def prefill_config(arch: str, rows: int, head_dim: int, itemsize: int) -> KernelConfig:
-    """Configuration of the query-tile kernel; `rows` is the longest request's row count."""
+def prefill_config(
+    arch: str, rows: int, head_dim: int, itemsize: int, biased: bool = False
+) -> KernelConfig:
+    """Configuration of the query-tile kernel; `rows` is the longest request's row count.
+
+    With a relative bias (`biased`) small tiles win: several programs a multiprocessor hide
+    each other's loads of it. H200, 1 x 4,096 tokens, 64 heads, head_dim 128: 271 TFLOP/s with
+    64 x 64 tiles, 255 with 128 x 128; without bias 403 and 415.
+    """
     if arch == INTERPRETER:
         return KernelConfig(16, 16, 4, 1)
     block_d = max(16, next_power_of_2(head_dim))
     row_bytes = block_d * itemsize
-    block_m = 64 if rows <= 64 or itemsize == 4 or block_d > 128 else 128
+    small = rows <= 64 or itemsize == 4 or block_d > 128 or biased
+    block_m = 64 if small else 128
     if arch.startswith("gfx"):
         return KernelConfig(block_m, 32 if itemsize == 4 else 64, 4, 1)
-    candidates = [(128, 2), (64, 2), (32, 2), (16, 2), (16, 1)]
+    candidates = [(128, 3), (128, 2), (64, 2), (32, 2), (16, 2), (16, 1)]
     if arch not in ("sm_90", "sm_100", "sm_103", "sm_110") or block_m < 128:
-        candidates = candidates[1:]
+        candidates = candidates[2:]
     if itemsize == 4:
         candidates = [c for c in candidates if c[0] <= 32]
     block_n, num_stages = candidates[_fit(arch, candidates, block_m * row_bytes, row_bytes)]

@@ -187,7 +187,11 @@ def launch_prefill(
         return
     group = q.shape[1] // num_kv_heads
     config = config or prefill_config(
-        device_arch(q.device), max_query_len * group, head_dim, k_cache.element_size()
+        device_arch(q.device),
+        max_query_len * group,
+        head_dim,
+        k_cache.element_size(),
+        rel_logits is not None,
     )
     block_m = max(config.block_m, next_power_of_2(group))
     num_q_tiles = num_tokens // (block_m // group) + num_reqs

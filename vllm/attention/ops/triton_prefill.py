@@ -8,7 +8,9 @@ bias; [far] nothing; [edge] bias where the extent ends; [near] bias; [right] the
 masked, with bias.
 
 The bias of row m and key n is rel[token(m), head(m), pos(m) - n]: within a row the addresses
-run backwards one element a key, so a tile of it is a plain two-dimensional load.
+run backwards, one element a key. Tiles with bias therefore take their keys last first: then a
+warp reads neighbouring elements in rising order, which the compiler loads as a block and passes
+through shared memory. In the layout of the scores a load would touch eight rows at a time.
 """
 
 from __future__ import annotations
@@ -53,10 +55,14 @@ def _attend(
     BIAS: 0 none, 1 where the extent may end within a tile, 2 every score has one.
     """
     LOG2E: tl.constexpr = 1.4426950408889634
+    REVERSED: tl.constexpr = BIAS > 0
     offs_n = tl.arange(0, BLOCK_N)
     for tile in range(begin, end):
         start = tile * BLOCK_N
-        distance = query_pos[:, None] - (start + offs_n)[None, :]
+        if REVERSED:
+            distance = (query_pos - start - BLOCK_N + 1)[:, None] + offs_n[None, :]
+        else:
+            distance = query_pos[:, None] - (start + offs_n)[None, :]
         if BIAS == 2:  # asked for before the product, which takes as long as the load
             bias = tl.load(rel_ptrs[:, None] + distance)
         elif BIAS == 1:
@@ -66,7 +72,7 @@ def _attend(
             bias = tl.load(rel_ptrs[:, None] + distance, mask=near, other=0.0)
         k = load_tile(
             k_ptr, table_ptr, start, first_key, end_key, stride_kb, stride_kn,
-            HEAD_DIM, PAGE, BLOCK_N, BLOCK_D, MASKED,
+            HEAD_DIM, PAGE, BLOCK_N, BLOCK_D, MASKED, REVERSED,
         )  # fmt: skip
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
         if BIAS > 0:
@@ -79,7 +85,7 @@ def _attend(
         probs, row_max, row_sum, acc = softmax_step(scores, row_max, row_sum, acc, MASKED)
         v = load_tile(
             v_ptr, table_ptr, start, first_key, end_key, stride_vb, stride_vn,
-            HEAD_DIM, PAGE, BLOCK_N, BLOCK_D, MASKED,
+            HEAD_DIM, PAGE, BLOCK_N, BLOCK_D, MASKED, REVERSED,
         )  # fmt: skip
         acc = tl.dot(probs.to(v.dtype), v, acc, input_precision="ieee")
     return acc, row_max, row_sum

@@ -27,14 +27,19 @@ def load_tile(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     MASKED: tl.constexpr,
+    REVERSED: tl.constexpr = False,
 ):
     """Keys start..start+BLOCK_N-1 of one sequence and one KV head, (BLOCK_N, BLOCK_D).
+
+    With REVERSED the last key comes first.
 
     With MASKED, keys outside [first_key, end_key) are zeros and are not read: their block
     may be freed, and whatever lies there (a NaN too) must not reach the product with V.
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, BLOCK_D)
+    if REVERSED:
+        offs_n = BLOCK_N - 1 - offs_n
     keys = start + offs_n
     live = (keys >= first_key) & (keys < end_key)
     if PAGE % BLOCK_N == 0:
