@@ -64,6 +64,8 @@ _TOP_NAMES = {
     "embed_norm.weight": "embed_tokens.embed_norm.weight",
     "norm.weight": "norm.weight",
 }
+_OLD_EMBED_NORM = "embed_norm.weight"
+"""How transformers spelt the embedding's norm before 5.23."""
 _TRANSFORMERS_TEXT_PREFIXES = ("model.language_model.", "model.")
 
 
@@ -96,6 +98,8 @@ def canonical_name(name: str) -> CanonicalName | None:
 
 
 def _from_transformers(name: str) -> CanonicalName | None:
+    if name == _OLD_EMBED_NORM:
+        return CanonicalName(name)
     if name in _TOP_NAMES.values():
         return CanonicalName(next(k for k, v in _TOP_NAMES.items() if v == name))
     if not name.startswith("layers."):
@@ -152,6 +156,8 @@ def _spelling(present: Collection[str]):  # type: ignore[no-untyped-def]
     def spell(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         if name == "unembed.weight":
             return {"lm_head.weight": shape}
+        if name == _OLD_EMBED_NORM and prefix + name in present:
+            return {prefix + name: shape}
         if name in _TOP_NAMES:
             return {prefix + _TOP_NAMES[name]: shape}
         _, index, inner = name.split(".", 2)
