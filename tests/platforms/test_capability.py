@@ -200,7 +200,6 @@ def test_the_deny_table_agrees_with_the_kernel_s_own_constants() -> None:
     assert set(_CAPABILITY_RESTRICTED_MODELS) == set(INKLING)
     for restriction in _CAPABILITY_RESTRICTED_MODELS.values():
         assert restriction.denied_majors == majors["_NO_PAGED_KV_MAJORS"]
-        assert restriction.missing_kernel == majors["_MISSING_KERNEL"]
         assert not restriction.denied_majors & majors["_SPLIT_KV_MAJORS"]
         assert restriction.lifted_by <= set(BACKENDS)
         page, anchor = restriction.docs.split("#")

@@ -18,3 +18,7 @@ class AttentionConfig:
     """The choice."""
     rejected: dict[str, str] = derived()
     """Why the other backends were not taken."""
+
+    def __post_init__(self) -> None:
+        if self.backend is not None:
+            self.backend = self.backend.upper()

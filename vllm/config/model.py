@@ -7,6 +7,7 @@ import dataclasses
 import os
 from typing import Any
 
+from vllm import platforms
 from vllm.config import quantization as quant
 from vllm.config.fields import check_values, derived, option, raise_usage, wrong_value
 from vllm.config.hub import EMBEDDED_NAME, resolve_model
@@ -15,7 +16,7 @@ from vllm.config.shape import ModelShape
 from vllm.errors import Diagnostic, error_from
 from vllm.logger import init_logger
 from vllm.models import registry
-from vllm.platforms import Platform, current_platform
+from vllm.platforms import Platform
 
 logger = init_logger(__name__)
 
@@ -91,7 +92,7 @@ class ModelConfig:
         or is raised together where nobody collects.
         """
         raise_usage(check_values(self))
-        platform = platform or current_platform
+        platform = platform or platforms.current_platform
         self._read_files()
         entry = registry.resolve(architectures_of(self.hf_config, self.model_path))
         self.architecture = entry.architecture

@@ -108,7 +108,7 @@ class EngineArgs:
         attention: Any = parts[AttentionConfig]
         model_config = ModelConfig(
             **self._values(ModelConfig),
-            attention_backend=attention.backend and attention.backend.upper(),
+            attention_backend=attention.backend,
             num_devices=parallel.world_size,
             platform=device.platform,
             findings=findings,

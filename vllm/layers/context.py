@@ -27,6 +27,8 @@ class BuildContext:
     """vLLM's backend name: CPU_ATTN, TRITON_ATTN, FLASH_ATTN."""
     groups: tuple[KVCacheGroup, ...]
     """KV cache groups; `group_of` finds a layer's."""
+    requested_backend: str | None = None
+    """The user's own choice of a backend: that alone lifts a restriction."""
     num_draft_tokens: int = 0
     """Tokens that the checkpoint's draft head looks ahead; 0: it is not built."""
 

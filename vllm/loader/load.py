@@ -38,7 +38,7 @@ def load_model(vllm_config: VllmConfig, ctx: BuildContext) -> nn.Module:
     drafts = ctx.num_draft_tokens > 0
     shapes = expected_tensors(ctx.hf_config, architecture, source.names, drafts)
     with torch.inference_mode():
-        model = load_model_class(architecture, ctx.attention_backend)(ctx)
+        model = load_model_class(architecture, ctx.requested_backend)(ctx)
         shown = vllm_config.load_config.use_tqdm_on_load and ctx.tp.rank == 0
         fill(model, with_progress(source, shown), shapes, architecture)
         finish_loading(model)

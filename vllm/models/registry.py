@@ -9,8 +9,8 @@ import importlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from vllm import platforms
 from vllm.errors import ConfigError, Diagnostic
-from vllm.platforms import current_platform
 
 Kind = Literal["text", "multimodal", "draft"]
 
@@ -138,7 +138,7 @@ def _unknown(name: str) -> Diagnostic:
 def load_model_class(architecture: str, attention_backend: str | None = None) -> type[Any]:
     """Import the model's class. The hardware is checked once more for models that are built
     without a `ModelConfig`, as that has checked it already."""
-    current_platform.verify_model_arch(architecture, attention_backend)
+    platforms.current_platform.verify_model_arch(architecture, attention_backend)
     entry = MODELS[architecture]
     return getattr(importlib.import_module(entry.module), entry.class_name)
 

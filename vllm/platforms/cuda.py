@@ -78,7 +78,7 @@ class CudaPlatformBase(Platform):
                 denied.append((index, cls._name_or_unknown(index), capability))
         if denied:
             raise UnsupportedModelError(
-                _refusal(model_arch, restriction, denied, max(1, num_devices))
+                refusal(model_arch, restriction, denied, max(1, num_devices))
             )
 
     @classmethod
@@ -89,12 +89,18 @@ class CudaPlatformBase(Platform):
             return "this GPU"
 
 
-def _refusal(
+def capability_restriction(model_arch: str) -> CapabilityRestriction | None:
+    """What keeps some capabilities from running an architecture; None: nothing."""
+    return _CAPABILITY_RESTRICTED_MODELS.get(model_arch)
+
+
+def refusal(
     model_arch: str,
     restriction: CapabilityRestriction,
     denied: list[tuple[int, str, DeviceCapability]],
     num_devices: int,
 ) -> Diagnostic:
+    """The finding for devices (index, name, capability) that cannot run `model_arch`."""
     _, name, capability = denied[0]
     indices = [str(index) for index, _, _ in denied]
     listed = " and ".join(filter(None, [", ".join(indices[:-1]), indices[-1]]))

@@ -52,6 +52,7 @@ class Worker:
             self.tp,
             vllm_config.attention_config.resolved_backend,
             groups_of(vllm_config),
+            vllm_config.attention_config.backend,
             num_drafts,
         )
         self._memory_before = self._memory_used()

@@ -22,7 +22,7 @@ class InklingAttention(RelativeAttention):
         self, ctx: BuildContext, config: InklingConfig, is_local: bool, layer_name: str
     ) -> None:
         # The front end has checked this already; a model built without it lands here.
-        check_inkling_fa4_support(ctx.attention_backend if ctx else None)
+        check_inkling_fa4_support(ctx.requested_backend if ctx else None)
         super().__init__(ctx, config, is_local, layer_name)
         self.uses_fa4 = ctx.attention_backend == "FLASH_ATTN"
 

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from vllm.errors import Diagnostic, ExitCode, UnsupportedModelError
-from vllm.platforms import current_platform
+from vllm import platforms
+from vllm.errors import UnsupportedModelError
+from vllm.platforms.cuda import capability_restriction, refusal
 from vllm.platforms.interface import DeviceCapability
 
 # Facts of the kernel sources pinned in cmake/external_projects/tml_fa4.cmake, by compute
@@ -26,7 +27,7 @@ _NO_PAGED_KV_MAJORS = frozenset({12})
 _SHEARED_BIAS_MAJORS = frozenset({10, 11})
 _SPLIT_KV_MAJORS = frozenset({10, 11})
 
-_MISSING_KERNEL = "the FA4 relative-attention kernel has no paged-KV forward on SM12x"
+_ARCHITECTURE = "InklingForConditionalGeneration"
 _KEYS_PER_TILE = 128
 _QUERY_ROWS_PER_TILE = 256
 PAGE_SIZE = 128
@@ -39,26 +40,18 @@ def check_inkling_fa4_support(attention_backend: str | None = None) -> None:
     A backend that needs no FA4 passes, and so does an unknown capability: the kernel's own
     assertion is then what remains.
     """
-    if attention_backend == "TRITON_ATTN":
+    restriction = capability_restriction(_ARCHITECTURE)
+    assert restriction is not None
+    if attention_backend in restriction.lifted_by:
         return
     try:
-        capability = current_platform.get_device_capability()
+        capability = platforms.current_platform.get_device_capability()
+        name = platforms.current_platform.get_device_name()
     except RuntimeError:
         return
     if capability is None or capability.major not in _NO_PAGED_KV_MAJORS:
         return
-    raise UnsupportedModelError(
-        Diagnostic(
-            "unsupported-gpu",
-            f"Inkling's FA4 attention cannot run on {current_platform.get_device_name()} "
-            f"(compute capability {capability.major}.{capability.minor})",
-            why=_MISSING_KERNEL,
-            fix="--attention-backend TRITON_ATTN (portable, not verified on this GPU), or a GPU "
-            "of compute capability 9.0, 10.x or 11.0",
-            see="docs/models/supported_models.md#inkling",
-            exit_code=ExitCode.HARDWARE,
-        )
-    )
+    raise UnsupportedModelError(refusal(_ARCHITECTURE, restriction, [(0, name, capability)], 1))
 
 
 def inkling_fa4_num_splits(
@@ -114,7 +107,7 @@ def fa4_rel_attention(
     q, out: (num_tokens, heads, head_dim); caches (blocks, page, kv_heads, head_dim);
     rel_logits: (num_tokens, heads, extent) or None. Returns `out`.
     """
-    capability = current_platform.get_device_capability()
+    capability = platforms.current_platform.get_device_capability()
     rounded = 1 << max(0, max_query_len - 1).bit_length()
     arguments: dict[str, Any] = {
         "cu_seqlens_q": query_start_loc,
