@@ -30,7 +30,7 @@ from vllm.attention.ops.triton_attention import (
 )
 from vllm.layers.ops.activation import silu_and_mul
 from vllm.layers.ops.norm import rms_norm
-from vllm.layers.ops.rotary import apply_rotary
+from vllm.layers.ops.rotary import rotary_and_cache
 
 HEADS, KV_HEADS, DIM, EXTENT = 64, 8, 128, 1024
 DECODE = ((1, 65536), (8, 32768), (32, 8192), (1, 8192), (128, 2048))
@@ -183,13 +183,26 @@ def run_layers(rate: float, num_tokens: int = 8192) -> None:
     options = {"dtype": torch.bfloat16, "device": "cuda"}
     x, residual = torch.randn(2, num_tokens, 4096, **options)
     weight, gate_up = torch.ones(4096, **options), torch.randn(num_tokens, 28672, **options)
-    heads = torch.randn(num_tokens, 32, DIM, **options)
+    heads = torch.randn(num_tokens, 48, DIM, **options)
+    k_cache, v_cache = torch.empty(2, num_tokens // 16, 16, 8, DIM, **options)
     positions = torch.arange(num_tokens, device="cuda")
     frequencies = torch.ones(DIM // 2, device="cuda")
     calls = {
         "rms_norm + residual": (lambda: rms_norm(x, weight, 1e-5, residual), 4 * x.nbytes),
         "silu_and_mul": (lambda: silu_and_mul(gate_up), gate_up.nbytes * 3 // 2),
-        "rotary": (lambda: apply_rotary(heads, positions, frequencies, 1.0), 2 * heads.nbytes),
+        "rotary + KV write": (
+            lambda: rotary_and_cache(
+                heads[:, :40],
+                heads[:, 40:],
+                k_cache,
+                v_cache,
+                positions,
+                positions,
+                frequencies,
+                1.0,
+            ),
+            2 * heads.nbytes,
+        ),
     }
     for name, (call, num_bytes) in calls.items():
         ms = measure_ms(call)

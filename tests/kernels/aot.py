@@ -28,7 +28,7 @@ from vllm.layers.ops.activation import silu_and_mul_kernel
 from vllm.layers.ops.cache import reshape_and_cache_kernel
 from vllm.layers.ops.moe import grouped_matmul_kernel
 from vllm.layers.ops.norm import rms_norm_kernel
-from vllm.layers.ops.rotary import rotary_kernel
+from vllm.layers.ops.rotary import rotary_and_cache_kernel
 
 _POINTERS = {
     "partial_ptr": "*fp32",
@@ -74,6 +74,7 @@ def attention_jobs(arch: str) -> Iterator[Job]:
                 yield f"decode {tail}", decode_kernel, shared | paged, *options
                 if page == 16 and not extent:
                     parts = {"BLOCK_S": attention.BLOCK_PARTS}
+                    parts["DEPENDENT"] = chips.has_dependent_launch(arch)
                     yield f"combine {tail}", combine_kernel, shared | parts, 4, 3
             config = chips.prefill_config(arch, 4096, dim, 2, extent > 0)
             blocks = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
@@ -89,7 +90,9 @@ def layer_jobs() -> Iterator[Job]:
         yield f"norm residual={residual}", rms_norm_kernel, norm | {"HAS_RESIDUAL": residual}, 8, 3
     yield "silu", silu_and_mul_kernel, {"SIZE": 14336, "BLOCK": 1024}, 4, 3
     yield "cache", reshape_and_cache_kernel, {"HEAD_DIM": 128, "ROW": 1024, "BLOCK": 1024}, 4, 3
-    yield "rotary", rotary_kernel, {"HALF": 64, "BLOCK_HALF": 64, "BLOCK_HEADS": 8}, 2, 3
+    rotary: dict[str, object] = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "BLOCK_HEADS": 8}
+    halves = {"HALF": 64, "BLOCK_HALF": 64}
+    yield "rotary", rotary_and_cache_kernel, rotary | halves, 2, 3
     for block_m, weighted in ((16, False), (32, True), (64, True), (128, False)):
         blocks: dict[str, object] = {"BLOCK_M": block_m, "BLOCK_N": 128, "BLOCK_K": 64}
         sizes: dict[str, object] = {"N": 4096, "K": 2048, "TOP_K": 6, "WEIGHTED": weighted}

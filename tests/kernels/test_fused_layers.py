@@ -11,7 +11,7 @@ from vllm.layers.ops.activation import silu_and_mul
 from vllm.layers.ops.cache import reshape_and_cache
 from vllm.layers.ops.moe import fused_experts, group_by_expert
 from vllm.layers.ops.norm import rms_norm
-from vllm.layers.ops.rotary import apply_rotary
+from vllm.layers.ops.rotary import rotary_and_cache
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -40,16 +40,25 @@ def test_silu_and_mul_halves_its_rows(inner: int) -> None:
     torch.testing.assert_close(silu_and_mul(x), F.silu(x[:, :inner]) * x[:, inner:])
 
 
-def test_rotary_turns_the_halves_of_each_head() -> None:
-    x = randn(5, 6, 16)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (6, 3), (5, 1)])
+def test_rotary_turns_halves_and_stores_keys_and_values(heads: int, kv_heads: int) -> None:
+    merged = randn(5, heads + 2 * kv_heads, 16)
+    qk, v = merged[:, : heads + kv_heads], merged[:, heads + kv_heads :]
     positions = torch.tensor([0, 3, 100, 7, 9], device=DEVICE)
+    slots = torch.tensor([8, -1, 30, 0, 31], device=DEVICE)
     frequencies = 10000.0 ** -(torch.arange(0, 16, 2, device=DEVICE) / 16)
+    k_cache = torch.full((4, 8, kv_heads, 16), -1.0, device=DEVICE)
+    v_cache = k_cache.clone()
+    got = rotary_and_cache(qk, v, k_cache, v_cache, slots, positions, frequencies, 1.5)
     angles = positions[:, None, None] * frequencies
-    left, right = x[:, 1:5, :8], x[:, 1:5, 8:]
+    left, right = qk[..., :8], qk[..., 8:]
     cos, sin = angles.cos() * 1.5, angles.sin() * 1.5
     want = torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
-    got = apply_rotary(x[:, 1:5], positions, frequencies, 1.5)
-    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got, want[:, :heads], rtol=1e-5, atol=1e-5)
+    for cache, rows in ((k_cache, want[:, heads:]), (v_cache, v)):
+        stored = torch.full((32, kv_heads, 16), -1.0, device=DEVICE)
+        stored[[8, 30, 0, 31]] = rows[[0, 2, 3, 4]]
+        torch.testing.assert_close(cache.view(32, kv_heads, 16), stored, rtol=1e-5, atol=1e-5)
 
 
 def test_keys_and_values_go_to_their_slots_and_to_no_other() -> None:

@@ -52,6 +52,11 @@ class Attention(nn.Module):
 
         rel_logits: (num_tokens, heads, extent), added to the scores of the last `extent` keys.
         """
-        group = fwd.groups[self.group]
-        self.impl.store(self, k, v, group)
-        return self.impl.attend(self, q, fwd, group, rel_logits)
+        self.impl.store(self, k, v, fwd.groups[self.group])
+        return self.attend(q, fwd, rel_logits)
+
+    def attend(
+        self, q: torch.Tensor, fwd: ForwardContext, rel_logits: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Like `forward`, for keys and values that are stored already."""
+        return self.impl.attend(self, q, fwd, fwd.groups[self.group], rel_logits)

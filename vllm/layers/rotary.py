@@ -21,6 +21,7 @@ from torch import nn
 
 from vllm.attention.metadata import ForwardContext
 from vllm.config.shape_readers import config_value
+from vllm.layers.attention import Attention
 from vllm.layers.context import BuildContext
 
 InvFreq = tuple[torch.Tensor, float]
@@ -58,12 +59,22 @@ class RotaryEmbedding(nn.Module):
 
     def forward(self, x: torch.Tensor, fwd: ForwardContext) -> torch.Tensor:
         """Turn (num_tokens, heads, head_dim); the result is new."""
-        if x.device.type == "cuda":
-            from vllm.layers.ops.rotary import apply_rotary
-
-            return apply_rotary(x, fwd.positions, self.inv_freq, self.factor)
         cos, sin = self.cos_sin(fwd)
         return torch.mul(x, cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin)
+
+    def turn_and_store(
+        self, qk: torch.Tensor, v: torch.Tensor, attn: Attention, fwd: ForwardContext
+    ) -> torch.Tensor:
+        """On a GPU: turn queries and keys, write keys and values to the cache, in one kernel.
+
+        qk: (num_tokens, heads + kv_heads, head_dim). Returns the queries.
+        """
+        from vllm.layers.ops.rotary import rotary_and_cache
+
+        slots = fwd.groups[attn.group].slot_mapping
+        return rotary_and_cache(
+            qk, v, attn.k_cache, attn.v_cache, slots, fwd.positions, self.inv_freq, self.factor
+        )
 
 
 def rope_parameters(hf_config: Mapping[str, Any]) -> dict[str, Any]:

@@ -78,8 +78,11 @@ class DecoderAttention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(qk[:, : self.num_heads]), self.k_norm(qk[:, self.num_heads :])
             qk = torch.cat([q, k], 1)
-        qk = self.rope(qk, fwd)
-        out = self.attn(qk[:, : self.num_heads], qk[:, self.num_heads :], v, fwd)
+        if x.device.type == "cuda":
+            out = self.attn.attend(self.rope.turn_and_store(qk, v, self.attn, fwd), fwd)
+        else:
+            qk = self.rope(qk, fwd)
+            out = self.attn(qk[:, : self.num_heads], qk[:, self.num_heads :], v, fwd)
         return self.o_proj(out.view(x.shape[0], -1))
 
 

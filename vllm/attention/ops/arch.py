@@ -60,6 +60,11 @@ def _cuda_arch(index: int) -> str:
     return f"sm_{major}{minor}"
 
 
+def has_dependent_launch(arch: str) -> bool:
+    """Whether a kernel may be launched before the one that it waits for has ended."""
+    return arch in ("sm_90", "sm_100", "sm_103")
+
+
 def num_multiprocessors(device: torch.device) -> int:
     """Multiprocessors of `device`; 2 under the interpreter, so that splits are exercised."""
     if device.type != "cuda":

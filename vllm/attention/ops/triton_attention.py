@@ -17,6 +17,7 @@ from vllm.attention.ops.arch import (
     KernelConfig,
     decode_config,
     device_arch,
+    has_dependent_launch,
     next_power_of_2,
     num_multiprocessors,
     prefill_config,
@@ -160,9 +161,11 @@ def launch_decode(
     )  # fmt: skip
     pairs, rows = num_reqs * num_kv_heads, max_query_len * group
     row_programs = min(rows, max(1, 4 * num_sms // pairs))
+    dependent = has_dependent_launch(device_arch(q.device))
     combine_kernel[(pairs, row_programs)](
         out, partial, lse, seq_lens, query_start_loc, num_reqs, num_kv_heads, num_programs,
-        out.stride(0), out.stride(1), BLOCK_S=BLOCK_PARTS, num_warps=4, **shared,
+        out.stride(0), out.stride(1), BLOCK_S=BLOCK_PARTS, DEPENDENT=dependent, num_warps=4,
+        **({"launch_pdl": True} if dependent else {}), **shared,
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 from vllm.attention.ops.triton_tiles import UNALIGNED, load_tile, softmax_step
 
@@ -256,6 +257,7 @@ def combine_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """Joins the parts of a (request, KV head) pair; the grid's second axis strides over rows."""
     req = tl.program_id(0) // num_kv_heads
@@ -276,6 +278,8 @@ def combine_kernel(
     if first == last:
         num_rows = 0  # one program held the whole pair and wrote it
 
+    if DEPENDENT:  # launched while the parts are still being computed
+        gdc_wait()
     offs_s = tl.arange(0, BLOCK_S)
     offs_d = tl.arange(0, BLOCK_D)
     for row in range(tl.program_id(1), num_rows, tl.num_programs(1)):

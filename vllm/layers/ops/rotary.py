@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary embedding of query and key heads in place, angles computed on the way."""
+"""Rotary embedding of query and key heads, angles computed on the way; keys into their pages."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 import triton
@@ -9,65 +11,101 @@ import triton.language as tl
 
 
 @triton.jit
-def rotary_kernel(
+def rotary_and_cache_kernel(
     out_ptr,
-    x_ptr,
+    qk_ptr,
+    v_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    slots_ptr,
     positions_ptr,
     inv_freq_ptr,
     factor,
-    num_heads,
-    stride_token,
-    stride_head,
-    out_stride_token,
-    out_stride_head,
+    qk_stride_token,
+    qk_stride_head,
+    v_stride_token,
+    v_stride_head,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
 ):
-    """BLOCK_HEADS heads of one token a program."""
+    """BLOCK_HEADS heads of one token a program: all queries, all keys or all values."""
     token = tl.program_id(0).to(tl.int64)
-    heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
-    columns = tl.arange(0, BLOCK_HALF)
-    inside = columns < HALF
-    live = (heads < num_heads)[:, None] & inside[None, :]
+    first = tl.program_id(1) * BLOCK_HEADS
+    heads = first + tl.arange(0, BLOCK_HEADS)[:, None]
+    columns = tl.arange(0, BLOCK_HALF)[None, :]
+    live = (columns < HALF) & (heads >= 0)
+    slot = tl.load(slots_ptr + token)
+    row = slot * (NUM_KV_HEADS * 2 * HALF)
+    if first >= NUM_HEADS + NUM_KV_HEADS:
+        if slot >= 0:
+            head = heads - (NUM_HEADS + NUM_KV_HEADS)
+            source = v_ptr + token * v_stride_token + head * v_stride_head + columns
+            target = v_cache_ptr + row + head * (2 * HALF) + columns
+            tl.store(target, tl.load(source, mask=live, other=0.0), mask=live)
+            tl.store(target + HALF, tl.load(source + HALF, mask=live, other=0.0), mask=live)
+        return
     position = tl.load(positions_ptr + token).to(tl.float32)
-    angle = position * tl.load(inv_freq_ptr + columns, mask=inside, other=0.0)
-    element = x_ptr.dtype.element_ty
-    # cos and sin are rounded to the model's dtype, as the plain form's are.
+    angle = position * tl.load(inv_freq_ptr + columns, mask=columns < HALF, other=0.0)
+    element = qk_ptr.dtype.element_ty
     cos = (tl.cos(angle) * factor).to(element).to(tl.float32)
     sin = (tl.sin(angle) * factor).to(element).to(tl.float32)
-    start = x_ptr + token * stride_token + heads[:, None] * stride_head + columns[None, :]
-    left = tl.load(start, mask=live, other=0.0).to(tl.float32)
-    right = tl.load(start + HALF, mask=live, other=0.0).to(tl.float32)
-    target = out_ptr + token * out_stride_token + heads[:, None] * out_stride_head
-    target += columns[None, :]
-    tl.store(target, (left * cos - right * sin).to(element), mask=live)
-    tl.store(target + HALF, (right * cos + left * sin).to(element), mask=live)
+    source = qk_ptr + token * qk_stride_token + heads * qk_stride_head + columns
+    left = tl.load(source, mask=live, other=0.0).to(tl.float32)
+    right = tl.load(source + HALF, mask=live, other=0.0).to(tl.float32)
+    turned_left = (left * cos - right * sin).to(element)
+    turned_right = (right * cos + left * sin).to(element)
+    if first < NUM_HEADS:
+        target = out_ptr + (token * NUM_HEADS + heads) * (2 * HALF) + columns
+        tl.store(target, turned_left, mask=live)
+        tl.store(target + HALF, turned_right, mask=live)
+    elif slot >= 0:
+        target = k_cache_ptr + row + (heads - NUM_HEADS) * (2 * HALF) + columns
+        tl.store(target, turned_left, mask=live)
+        tl.store(target + HALF, turned_right, mask=live)
 
 
-def apply_rotary(
-    x: torch.Tensor, positions: torch.Tensor, inv_freq: torch.Tensor, factor: float
+def rotary_and_cache(
+    qk: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    positions: torch.Tensor,
+    inv_freq: torch.Tensor,
+    factor: float,
 ) -> torch.Tensor:
-    """Turn (num_tokens, heads, head_dim) by its positions; the last axis must be contiguous.
+    """Turn queries and keys, store keys and values; returns the queries, dense.
 
-    positions: (num_tokens,). inv_freq: (head_dim / 2,) float32. The result is dense.
+    qk: (num_tokens, heads + kv_heads, head_dim). v: (num_tokens, kv_heads, head_dim). Caches:
+    (blocks, page, kv_heads, head_dim), contiguous. slot_mapping: (num_tokens,), -1 leaves a
+    token out. The last axis of qk and v must be contiguous.
     """
-    num_tokens, num_heads, head_dim = x.shape
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    num_tokens, num_kv_heads, head_dim = v.shape
+    num_heads = qk.shape[1] - num_kv_heads
+    out = torch.empty((num_tokens, num_heads, head_dim), dtype=qk.dtype, device=qk.device)
     if num_tokens == 0:
         return out
-    block_heads = min(8, triton.next_power_of_2(num_heads))
-    rotary_kernel[(num_tokens, triton.cdiv(num_heads, block_heads))](
+    # A program's heads are all of one kind.
+    block_heads = math.gcd(math.gcd(num_heads, num_kv_heads), 8)
+    rotary_and_cache_kernel[(num_tokens, (num_heads + 2 * num_kv_heads) // block_heads)](
         out,
-        x,
+        qk,
+        v,
+        k_cache,
+        v_cache,
+        slot_mapping,
         positions,
         inv_freq,
         factor,
-        num_heads,
-        x.stride(0),
-        x.stride(1),
-        out.stride(0),
-        out.stride(1),
+        qk.stride(0),
+        qk.stride(1),
+        v.stride(0),
+        v.stride(1),
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
         HALF=head_dim // 2,
         BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
         BLOCK_HEADS=block_heads,
