@@ -57,16 +57,24 @@ def run(path: str, ids: list[list[int]], **settings: Any) -> list[list[int]]:
         torch.cuda.empty_cache()
 
 
+def oracle_families() -> list[str]:
+    """transformers before 5.23 norms the multimodal model's embeddings twice."""
+    import transformers
+
+    version = tuple(map(int, transformers.__version__.split(".")[:2]))
+    return [f for f in FAMILIES if f != "inkling" or version >= (5, 23)]
+
+
 @functools.cache
 def reference_tokens(family: str) -> list[list[int]]:
     model = tiny_reference(family)  # on the CPU: no other precision, no other kernel
+    model.generation_config.eos_token_id = None  # the engine is told to ignore it
     found = []
     for ids in prompts():
         with torch.inference_mode():
             out = model.generate(
                 torch.tensor([ids]),
                 max_new_tokens=40,
-                min_new_tokens=40,
                 do_sample=False,
                 pad_token_id=0,
             )
@@ -74,7 +82,7 @@ def reference_tokens(family: str) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", oracle_families())
 def test_greedy_tokens_and_prompt_logprobs_equal_transformers_in_float32(family: str) -> None:
     llm = make(str(tiny_checkpoint(family)))
     assert generate(llm, prompts()) == reference_tokens(family)
@@ -89,7 +97,7 @@ def test_greedy_tokens_and_prompt_logprobs_equal_transformers_in_float32(family:
     assert got == pytest.approx(want, abs=2e-4)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "inkling"])
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "inkling-text"])
 @pytest.mark.parametrize(
     "settings",
     [
@@ -106,7 +114,7 @@ def test_settings_do_not_change_greedy_tokens(family: str, settings: dict[str, A
     assert run(str(tiny_checkpoint(family)), prompts(), **settings) == reference_tokens(family)
 
 
-@pytest.mark.parametrize("family", ["llama", "inkling"])
+@pytest.mark.parametrize("family", ["llama", "inkling-text"])
 def test_a_batch_of_64_and_a_second_time_from_the_cache_give_the_same(family: str) -> None:
     llm = make(str(tiny_checkpoint(family)))
     many = prompts(64)
@@ -116,12 +124,12 @@ def test_a_batch_of_64_and_a_second_time_from_the_cache_give_the_same(family: st
     llm.shutdown()
 
 
-@pytest.mark.parametrize("family", ["llama", "inkling"])
+@pytest.mark.parametrize("family", ["llama", "inkling-text"])
 @pytest.mark.parametrize("backend", ["FLASH_ATTN", "TRITON_ATTN"])
 def test_both_backends_equal_transformers_in_bfloat16(family: str, backend: str) -> None:
     """Log-probabilities of the prompt, as near to float32 as transformers in bfloat16 is."""
     pytest.importorskip("flash_attn.cute")
-    wide = {k: v for k, v in WIDE.items() if family == "inkling" or not k.startswith("swa")}
+    wide = {k: v for k, v in WIDE.items() if family == "inkling-text" or not k.startswith("swa")}
     path = str(tiny_checkpoint(family, **wide))
     ids = prompts()[0]
     llm = make(path, dtype="bfloat16", attention_backend=backend)
