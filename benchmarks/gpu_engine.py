@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import tempfile
 import time
 from pathlib import Path
@@ -30,8 +31,8 @@ def write_config(shape: str) -> Path:
 
 def prompts(count: int, length: int, vocab: int, seed: int) -> list[list[int]]:
     """Random token ids, different for each prompt."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, vocab, (count, length), generator=generator).tolist()
+    generator = random.Random(seed)
+    return [[generator.randrange(vocab) for _ in range(length)] for _ in range(count)]
 
 
 def timed_generate(llm: Any, ids: list[list[int]], output: int) -> float:
@@ -117,13 +118,13 @@ def peer(directory: Path, vocab: int) -> None:
     """Measure transformers."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    torch.set_default_device("cuda")
-    model = AutoModelForCausalLM.from_config(
-        AutoConfig.from_pretrained(directory), dtype=torch.bfloat16
-    ).eval()
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.from_pretrained(directory), dtype=torch.bfloat16
+        ).eval()
 
     def generate(count: int, length: int, output: int) -> float:
-        ids = torch.tensor(prompts(count, length, vocab, 4))
+        ids = torch.tensor(prompts(count, length, vocab, 4), device="cuda")
         torch.cuda.synchronize()
         start = time.perf_counter()
         with torch.inference_mode():
