@@ -423,7 +423,7 @@ def test_a_cached_hub_id_is_found_without_the_hub(
     ("typed", "code", "words"),
     [
         ("serve --dtype float8", "usage", "choose from"),
-        ("serve --modle x", "unknown-option", "did you mean --model"),
+        ("serve --modle x", "unknown-option", "did you mean --model"),  # typos: ignore
         ("serve --port eight", "usage", "invalid int value"),
         ("preflight --hf-overrides [1]", "usage", "not a JSON object"),
         ("serve --max-model-len 8x", "usage", "give a number such as 8192, 8k or 8K"),
