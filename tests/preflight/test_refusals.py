@@ -383,6 +383,19 @@ def test_the_longest_sequence_that_fits_is_told_and_really_fits(
     assert preflight(capsys, str(model.path), "--max-model-len", longer, *small)[0] == 4
 
 
+def test_a_cache_limit_below_one_sequence_is_told_before_loading(
+    model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model.set(max_position_embeddings=200_000)
+    assert preflight(capsys, str(model.path)) == (0, [])  # the default grows to hold one
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "0.05")
+    assert main(["preflight", str(model.path)]) == 4
+    text = capsys.readouterr().err
+    assert "error[memory-kv-cache]" in text and "VLLM_CPU_KVCACHE_SPACE" in text
+    (longest,) = re.findall(r"--max-model-len (\d+)", text)
+    assert preflight(capsys, str(model.path), "--max-model-len", longest)[0] == 0
+
+
 def test_a_taken_port_and_a_foreign_host_are_told(
     model: Model, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -69,6 +69,15 @@ def groups_of(vllm_config: VllmConfig) -> tuple[KVCacheGroup, ...]:
     )
 
 
+def full_sequence_bytes(vllm_config: VllmConfig) -> int:
+    """Cache of one sequence of max_model_len on one rank, its null blocks included."""
+    groups, block_size = groups_of(vllm_config), vllm_config.block_size
+    chunk = vllm_config.scheduler_config.max_num_batched_tokens or 0
+    length = vllm_config.model_config.max_model_len or 0
+    null_blocks = sum(group.block_bytes(block_size) for group in groups)
+    return sequence_bytes(groups, block_size, length, chunk) + 2 * null_blocks
+
+
 def plan_kv_cache(vllm_config: VllmConfig, available_bytes: int) -> KVCacheConfig:
     """Blocks of each group within `available_bytes` of one rank.
 

@@ -8,7 +8,6 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from vllm import preflight
 from vllm.engine.arg_utils import EngineArgs
 from vllm.engine.input_processor import InputProcessor, Prompt
 from vllm.engine.output_processor import OutputProcessor
@@ -35,6 +34,8 @@ class LLM:
         self.vllm_config = EngineArgs(model=model, **settings).create_engine_config(
             defer_errors=True
         )
+        from vllm import preflight
+
         report = preflight.run(self.vllm_config)
         report.raise_for_errors()
         for finding in report.findings:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vllm.config.gguf_header import read_gguf_header
 from vllm.config.hub import download_weights
-from vllm.config.kv_plan import groups_of
+from vllm.config.kv_plan import full_sequence_bytes, groups_of
 from vllm.errors import ConfigError, Diagnostic, ExitCode, worst_first
 from vllm.models.layouts import expected_tensors, optional_tensors
 from vllm.platforms.cpu import CpuPlatform
@@ -188,8 +188,38 @@ def _check_memory(
         tp,
         _smallest_tp(config, tensors, memory),
     )
+    if not found and (on_host or config.cache_config.kv_cache_memory_bytes is not None):
+        found = _check_cache_limit(config, plan)
     findings += found or check_concurrency(plan, scheduler.max_num_seqs, block_size)
     return plan
+
+
+def _check_cache_limit(config: VllmConfig, plan: MemoryPlan) -> list[Diagnostic]:
+    """A cache whose size is given, not what is left over, must hold one whole sequence."""
+    model, scheduler = config.model_config, config.scheduler_config
+    assert scheduler.max_num_batched_tokens is not None and model.max_model_len is not None
+    needed = full_sequence_bytes(config)
+    if plan.kv_bytes >= needed:
+        return []
+    longest = longest_sequence(
+        groups_of(config),
+        config.block_size,
+        scheduler.max_num_batched_tokens,
+        model.max_model_len,
+        plan.kv_bytes - (needed - plan.sequence_bytes),
+    )
+    flag = "--kv-cache-memory-bytes"
+    if config.cache_config.kv_cache_memory_bytes is None:
+        flag = "VLLM_CPU_KVCACHE_SPACE (GiB)"
+    gib = 1 << 30
+    return [
+        Diagnostic(
+            "memory-kv-cache",
+            f"the KV cache cannot hold one sequence of {model.max_model_len:,} tokens: it takes "
+            f"{needed / gib:.2f} GiB, the cache has {plan.kv_bytes / gib:.2f} GiB",
+            fix=f"--max-model-len {longest}, or more for {flag}",
+        )
+    ]
 
 
 def _memory_plan(
@@ -205,7 +235,8 @@ def _memory_plan(
     if config.cache_config.kv_cache_memory_bytes is not None:
         kv_budget = config.cache_config.kv_cache_memory_bytes
     elif config.device_config.kind == "cpu":
-        kv_budget = min(left, CpuPlatform.kv_cache_bytes(max(0, left)))
+        sequence = full_sequence_bytes(config)
+        kv_budget = min(left, CpuPlatform.kv_cache_bytes(max(0, left), sequence))
     else:
         kv_budget = left
     return plan_memory(

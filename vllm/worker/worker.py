@@ -12,7 +12,7 @@ import torch
 
 from vllm.attention.metadata import ForwardContext, GroupMetadata
 from vllm.config.kv_cache import KVCacheConfig
-from vllm.config.kv_plan import groups_of
+from vllm.config.kv_plan import full_sequence_bytes, groups_of
 from vllm.distributed.parallel_state import TensorParallelGroup
 from vllm.engine.messages import SchedulerOutput
 from vllm.errors import Diagnostic, ExitCode, UnsupportedHardwareError
@@ -71,7 +71,9 @@ class Worker:
         if cache.kv_cache_memory_bytes is not None:
             own = cache.kv_cache_memory_bytes
         elif self.device.type == "cpu":
-            own = CpuPlatform.kv_cache_bytes(host.memory_available()) // self.tp.world_size
+            ranks = self.tp.world_size
+            sequence = full_sequence_bytes(self.config) * ranks
+            own = CpuPlatform.kv_cache_bytes(host.memory_available(), sequence) // ranks
         else:
             own = self._profile()
         return self.tp.minimum(own)
