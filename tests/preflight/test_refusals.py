@@ -430,6 +430,10 @@ def test_a_cached_hub_id_is_found_without_the_hub(
     (root / "refs").mkdir()
     (root / "refs" / "main").write_text("0123abcd")
     assert preflight(capsys, "somebody/Some-Model") == (0, [])
+    monkeypatch.setenv("HF_HUB_CACHE", "/nowhere")
+    assert preflight(capsys, "somebody/Some-Model") == (4, ["model-offline"])
+    found = preflight(capsys, "somebody/Some-Model", "--download-dir", str(tmp_path))
+    assert found == (0, [])
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ class ModelConfig:
     attention_backend: dataclasses.InitVar[str | None] = None
     num_devices: dataclasses.InitVar[int] = 1
     platform: dataclasses.InitVar[type[Platform] | None] = None
+    download_dir: dataclasses.InitVar[str | None] = None
     findings: dataclasses.InitVar[list[Diagnostic] | None] = None
 
     model_path: str = derived("")
@@ -84,6 +85,7 @@ class ModelConfig:
         attention_backend: str | None,
         num_devices: int,
         platform: type[Platform] | None,
+        download_dir: str | None,
         findings: list[Diagnostic] | None,
     ) -> None:
         """Resolve and check.
@@ -93,7 +95,7 @@ class ModelConfig:
         """
         raise_usage(check_values(self))
         platform = platform or platforms.current_platform
-        self._read_files()
+        self._read_files(download_dir)
         entry = registry.resolve(architectures_of(self.hf_config, self.model_path))
         self.architecture = entry.architecture
         logger.info("Resolved architecture: %s", self.architecture)
@@ -139,8 +141,8 @@ class ModelConfig:
         auto = self.generation_config == "auto"
         return sampling_defaults(self.model_path if auto else self.generation_config)
 
-    def _read_files(self) -> None:
-        self.model_path = resolve_model(self.model, self.revision)
+    def _read_files(self, download_dir: str | None) -> None:
+        self.model_path = resolve_model(self.model, self.revision, download_dir)
         self.is_gguf = self.model_path.endswith(".gguf")
         raw = read_hf_config(self.model_path)
         self.hf_config = text_config(apply_overrides(raw, self.hf_overrides))

@@ -106,11 +106,13 @@ class EngineArgs:
         findings: list[Diagnostic] = []
         parallel: Any = parts[ParallelConfig]
         attention: Any = parts[AttentionConfig]
+        load: Any = parts[LoadConfig]
         model_config = ModelConfig(
             **self._values(ModelConfig),
             attention_backend=attention.backend,
             num_devices=parallel.world_size,
             platform=device.platform,
+            download_dir=load.download_dir,
             findings=findings,
         )
         config = VllmConfig(
