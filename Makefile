@@ -11,7 +11,7 @@ TORCH ?= torch==2.13.0
 PIP_TORCH_ARGS ?=
 PORT ?= 8000
 # One stamp for each state of the requirements, so that a new state installs again.
-HASH := $(shell echo "$(TORCH)" | cat - pyproject.toml setup.py csrc/cpu/*.cpp | sha256sum | cut -c1-12)
+HASH := $(shell echo "$(TORCH)" | cat - pyproject.toml setup.py csrc/cpu/*.cpp csrc/cpu/*.h | sha256sum | cut -c1-12)
 STAMP := $(VENV)/.installed-$(HASH)
 PIP := $(PY) -m pip --disable-pip-version-check
 PATH := $(CURDIR)/$(VENV)/bin:$(PATH)

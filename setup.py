@@ -33,7 +33,8 @@ class BuildWithCMake(build_py):
 
 CPU_KERNELS = Extension(
     "vllm._cpu_kernels",
-    ["csrc/cpu/paged_attention.cpp"],
+    ["csrc/cpu/paged_attention.cpp", "csrc/cpu/norm.cpp"],
+    depends=["csrc/cpu/numbers.h"],
     extra_compile_args=[
         "-O3",
         "-std=c++17",

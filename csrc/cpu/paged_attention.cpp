@@ -15,32 +15,9 @@
 
 #include <omp.h>
 
+#include "numbers.h"
+
 namespace {
-
-struct BFloat16 {
-  uint16_t bits;
-};
-
-inline float to_float(float x) { return x; }
-
-inline float to_float(BFloat16 x) {
-  uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
-  float value;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
-
-inline void from_float(float value, float* target) { *target = value; }
-
-inline void from_float(float value, BFloat16* target) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  if ((bits & 0x7fffffff) > 0x7f800000) {
-    target->bits = 0x7fc0;  // NaN stays NaN whatever its payload
-  } else {
-    target->bits = static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-  }
-}
 
 struct Shape {
   int64_t num_reqs, num_heads, num_kv_heads, head_dim, block_size, table_stride;

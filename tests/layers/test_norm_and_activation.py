@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.fixtures.forward import build_context
 from vllm.layers.activation import SiluAndMul
 from vllm.layers.norm import RMSNorm
+from vllm.layers.ops import cpu
 
 CONFIG = {
     "model_type": "llama",
@@ -49,3 +51,23 @@ def test_the_gate_comes_first() -> None:
     gate, up = x[:, :5].double(), x[:, 5:].double()
     expected = gate / (1 + (-gate).exp()) * up
     assert (SiluAndMul()(x).double() - expected).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [12, 64, 257])
+def test_the_cpp_norm_equals_the_plain_form(size: int, dtype: torch.dtype) -> None:
+    """Rows of a merged projection's heads, and rows with a residual."""
+    if cpu.cpu_kernels() is None:
+        pytest.skip("the kernels are not built here")
+    torch.manual_seed(0)
+    weight = torch.randn(size).to(dtype)
+    heads = torch.randn(5, 7, size).to(dtype)[:, 2:6]
+    wanted = F.rms_norm(heads.float(), (size,), weight.float(), 1e-5)
+    limit = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 8e-3, "atol": 8e-3}
+    torch.testing.assert_close(cpu.rms_norm(heads, weight, 1e-5).float(), wanted, **limit)
+    x, residual = torch.randn(2, 9, size).to(dtype)
+    total = x + residual
+    got = cpu.rms_norm(x, weight, 1e-5, residual)
+    torch.testing.assert_close(residual, total, rtol=0, atol=0)
+    wanted = F.rms_norm(total.float(), (size,), weight.float(), 1e-5)
+    torch.testing.assert_close(got.float(), wanted, **limit)

@@ -11,6 +11,7 @@ from torch import nn
 
 from vllm.layers.context import BuildContext
 from vllm.layers.linear import new_parameter
+from vllm.layers.ops import cpu
 
 
 class RMSNorm(nn.Module):
@@ -41,6 +42,9 @@ class RMSNorm(nn.Module):
             from vllm.layers.ops.norm import rms_norm
 
             normed = rms_norm(x, self.weight, self.eps, residual)
+            return normed if residual is None else (normed, residual)
+        if cpu.can_norm(x):
+            normed = cpu.rms_norm(x, self.weight, self.eps, residual)
             return normed if residual is None else (normed, residual)
         if residual is None:
             return F.rms_norm(x, self.shape, self.weight, self.eps)

@@ -1,42 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C++ decode kernel (csrc/cpu/paged_attention.cpp), where it was built.
-
-It is compiled when the package is installed from source and called through ctypes; it runs
-on torch's own OpenMP threads, since torch is loaded first and both name the same library.
-"""
+"""The C++ decode kernel (csrc/cpu/paged_attention.cpp), where it was built."""
 
 from __future__ import annotations
 
 import ctypes
-import functools
-import glob
-from pathlib import Path
-from typing import Any
 
 import torch
 
-_PACKAGE = Path(__file__).resolve().parents[2]
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-
-
-@functools.cache
-def _library() -> Any:
-    """The shared library, or None where no compiler was there to build it."""
-    found = glob.glob(str(_PACKAGE / "_cpu_kernels*.so"))
-    if not found:
-        return None
-    library = ctypes.CDLL(found[0])
-    pointer = ctypes.c_void_p
-    library.vllm_paged_decode.argtypes = [ctypes.c_int, *[pointer] * 8, ctypes.c_float]
-    library.vllm_paged_decode.restype = None
-    library.vllm_decode_lanes.restype = ctypes.c_int64
-    return library
+from vllm.layers.ops.cpu import DTYPES, cpu_kernels
 
 
 def can_decode(dtype: torch.dtype, head_dim: int) -> bool:
     """Whether the kernel is there for this dtype and head width."""
-    library = _library()
-    return library is not None and dtype in _DTYPES and head_dim % library.vllm_decode_lanes() == 0
+    library = cpu_kernels()
+    return library is not None and dtype in DTYPES and head_dim % library.vllm_decode_lanes() == 0
 
 
 def paged_decode(
@@ -72,8 +49,8 @@ def paged_decode(
         extent,
         window or 0,
     )
-    _library().vllm_paged_decode(
-        _DTYPES[q.dtype],
+    cpu_kernels().vllm_paged_decode(
+        DTYPES[q.dtype],
         out.data_ptr(),
         q.data_ptr(),
         k_cache.data_ptr(),
