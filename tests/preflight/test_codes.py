@@ -5,21 +5,25 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
-from vllm.preflight.codes import CODES
+from vllm.errors import ExitCode
+from vllm.preflight.codes import CODES, findings_table
 
-PACKAGE = Path(__file__).parents[2] / "vllm"
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "vllm"
 # Helpers that take a code as an argument, and names that hold one.
 MAKERS = {"Diagnostic", "_fail", "fail", "_refuse", "finding"}
 NAMES = {"code"}
 _CODE = re.compile(r"[a-z]+(-[a-z]+)+|usage")
 
 
-def codes_in(path: Path) -> set[str]:
+def codes_in(tree: ast.AST) -> set[str]:
     """String literals of a file that are used as a finding's code."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func).rpartition(".")[2]
             if name in MAKERS and node.args:
@@ -45,17 +49,56 @@ def literals(node: ast.AST) -> set[str]:
     }
 
 
-def test_the_table_and_the_code_agree() -> None:
-    used: dict[str, str] = {}
+def trees() -> Iterator[tuple[str, ast.AST]]:
     for path in sorted(PACKAGE.rglob("*.py")):
         if path.name != "codes.py" and "openai" not in path.parts:
-            used |= dict.fromkeys(codes_in(path), path.name)
+            yield path.name, ast.parse(path.read_text())
+
+
+def exit_codes() -> dict[str, set[ExitCode]]:
+    """Code to the exit statuses of the `Diagnostic(...)`s that name it; no status: a warning."""
+    found: dict[str, set[ExitCode]] = defaultdict(set)
+    for _, tree in trees():
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call) or ast.unparse(node.func) != "Diagnostic":
+                continue
+            fields = {k.arg: k.value for k in node.keywords}
+            severity = literals(fields["severity"]) if "severity" in fields else {"error"}
+            status = (
+                ast.unparse(fields["exit_code"]) if "exit_code" in fields else "ExitCode.CONFIG"
+            )
+            for code in literals(node.args[0]):
+                if severity == {"error"}:
+                    found[code] |= {
+                        ExitCode[name] for name in re.findall(r"ExitCode\.(\w+)", status)
+                    }
+                else:
+                    found[code] |= set()
+    return found
+
+
+def test_the_table_and_the_code_agree() -> None:
+    used: dict[str, str] = {}
+    for name, tree in trees():
+        used |= dict.fromkeys(codes_in(tree), name)
     missing = {code: name for code, name in used.items() if code not in CODES}
     assert not missing
-    # A default argument of RequestError, which is what requests get.
-    assert set(CODES) - set(used) <= {"invalid-request", "engine-died", "usage", "json-broken"}
+    assert set(CODES) - set(used) == {"invalid-request"}  # a default of RequestError
 
 
-def test_every_explanation_is_one_sentence() -> None:
-    assert all(text.endswith(".") and text.isascii() for text in CODES.values())
-    assert all(len(text) > 20 and ". " not in text for text in CODES.values())
+def test_the_table_s_exit_statuses_are_those_of_the_code() -> None:
+    for code, statuses in exit_codes().items():
+        assert set(CODES[code].exit_codes) == statuses, code
+
+
+def test_every_explanation_is_a_sentence_of_cause_and_one_of_cure() -> None:
+    for code, entry in CODES.items():
+        for text in (entry.cause, entry.cure):
+            assert text.endswith(".") and text.isascii() and "|" not in text, code
+            assert len(text) > 8 and ". " not in text, code
+
+
+def test_the_page_s_table_is_the_code_s() -> None:
+    page = (ROOT / "docs" / "usage" / "preflight.md").read_text()
+    assert page.count(findings_table()) == 1
+    assert page.rstrip().endswith(findings_table())

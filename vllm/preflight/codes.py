@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every finding's cause and cure, for the documentation; tests hold the table and the code together."""
+"""Every finding's cause and cure, for the documentation; tests hold it and the code together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class FindingDoc:
     cause: str
     cure: str
     exit_codes: tuple[ExitCode, ...]
-    """Exit statuses it can lead to; none where it is only ever a warning."""
+    """Exit statuses it can lead to; none where it only warns or informs."""
 
     @property
     def doc(self) -> str:
@@ -120,6 +120,11 @@ CODES: dict[str, FindingDoc] = {
         "Make room, or `--download-dir` on a larger disk.",
         RESOURCE,
     ),
+    "cache-unwritable": _doc(
+        "The hub cache cannot be written.",
+        "Give it write access, or name another with `--download-dir` or `HF_HUB_CACHE`.",
+        RESOURCE,
+    ),
     "config-missing": _doc(
         "The directory holds no config.json.",
         "Give the directory that holds it, or the `.gguf` file itself.",
@@ -150,7 +155,7 @@ CODES: dict[str, FindingDoc] = {
     ),
     "architecture-unknown": _doc(
         "The engine has no implementation of the architecture.",
-        "Take one of the [supported models](../models/supported_models.md).",
+        "Take one that docs/models/supported_models.md lists.",
         CONFIG,
     ),
     "architecture-not-servable": _doc(
@@ -192,6 +197,10 @@ CODES: dict[str, FindingDoc] = {
     "weights-stray-shard": _doc(
         "A weight file that the index does not name will not be read.",
         "Remove it, or the index if that is the outdated one.",
+    ),
+    "weights-not-cached": _doc(
+        "`vllm preflight` was given a hub id whose weights are not downloaded yet.",
+        "Nothing needs to be done: `vllm serve` downloads them; `hf download` does so beforehand.",
     ),
     "weights-two-formats": _doc(
         "A GGUF file lies beside safetensors files, which are the ones that are read.",
@@ -433,6 +442,6 @@ def findings_table() -> str:
     """The table of docs/usage/preflight.md; a test holds the page to it."""
     rows = ["| code | status | cause | cure |", "| --- | --- | --- | --- |"]
     for code, entry in CODES.items():
-        status = ", ".join(str(int(c)) for c in entry.exit_codes) or "warning"
+        status = ", ".join(str(int(c)) for c in entry.exit_codes) or "none"
         rows.append(f"| `{code}` | {status} | {entry.cause} | {entry.cure} |")
     return "\n".join(rows)

@@ -44,10 +44,31 @@ def inspect_directory(path: str) -> WeightInventory:
         wanted = _without_consolidated(names)
     if not wanted and inventory.complete:
         inventory.findings.append(_no_weights(path))
+    ggufs = sorted(n for n in os.listdir(path) if n.endswith(".gguf"))
+    if wanted and ggufs:
+        inventory.findings.append(_two_formats(path, ggufs))
     broken = _read_shards(path, wanted, inventory)
     if index is not None and not broken:
         inventory.findings += _index_mismatch(index, inventory)
     return inventory
+
+
+def lacks_files(path: str) -> bool:
+    """Whether a directory has no weights yet, or not all that its index names."""
+    present = [n for n in os.listdir(path) if n.endswith(".safetensors")]
+    index = _read_index(path, WeightInventory())
+    return not present if index is None else not set(index.values()) <= set(present)
+
+
+def _two_formats(path: str, ggufs: list[str]) -> Diagnostic:
+    return Diagnostic(
+        "weights-two-formats",
+        f"{_some(ggufs)} will not be read",
+        why="safetensors files are there, too, and come first",
+        where=path,
+        fix=f"name {os.path.join(path, ggufs[0])} to serve that file",
+        severity="warning",
+    )
 
 
 def _read_index(path: str, inventory: WeightInventory) -> dict[str, str] | None:

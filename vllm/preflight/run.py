@@ -3,15 +3,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from vllm.config.gguf_header import read_gguf_header
-from vllm.config.hub import download_weights
 from vllm.config.kv_plan import full_sequence_bytes, groups_of
-from vllm.errors import ConfigError, Diagnostic, ExitCode, worst_first
-from vllm.models.layouts import expected_tensors, optional_tensors
+from vllm.errors import ConfigError, Diagnostic, worst_first
 from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.gpus import known_gpu
 from vllm.platforms.interface import Device
@@ -21,20 +17,25 @@ from vllm.preflight.environment import (
     check_tokenizer,
     check_torch,
 )
-from vllm.preflight.files import compare_with_architecture, inspect_directory
 from vllm.preflight.memory import (
     DeviceMemory,
     MemoryPlan,
     activation_bytes,
     check_concurrency,
     check_memory,
-    expected_tensor_infos,
     longest_sequence,
     plan_memory,
     weight_bytes,
 )
 from vllm.preflight.report import Plan, PreflightReport
 from vllm.preflight.safetensors_header import TensorInfo
+from vllm.preflight.weights import (
+    architecture_tensors,
+    check_weights,
+    fetch,
+    is_on_hub,
+    not_cached,
+)
 
 if TYPE_CHECKING:
     from vllm.config.frontend import FrontendConfig
@@ -45,15 +46,21 @@ _MAX_SHARDS = 64
 
 
 def run(
-    vllm_config: VllmConfig, frontend: FrontendConfig | None = None, serve: bool = False
+    vllm_config: VllmConfig,
+    frontend: FrontendConfig | None = None,
+    serve: bool = False,
+    found: Iterable[Diagnostic] = (),
+    download: bool = True,
 ) -> PreflightReport:
     """Everything that can be known before loading, worst first; reads headers only.
 
-    With `serve` the host's limits and the chat template matter too.
+    With `serve` the host's limits and the chat template matter too; `found` is what the caller
+    knows already. Weights of a hub id that are not cached are fetched when nothing else speaks
+    against it; without `download` they are not, and the plan is that of the architecture.
     """
-    findings = list(vllm_config.findings)
-    shape_fits = not any(d.code in _SHAPE_CODES for d in findings)
-    tensors = _check_weights(vllm_config, findings)
+    findings = [*vllm_config.findings, *found]
+    on_hub = is_on_hub(vllm_config)
+    tensors = architecture_tensors(vllm_config) if on_hub else check_weights(vllm_config, findings)
     _check_tokenizer(vllm_config, frontend, serve, findings)
     if frontend is not None:
         findings += frontend.check()
@@ -63,73 +70,19 @@ def run(
         kind, platform = vllm_config.device_config.kind, vllm_config.device_config.platform
         findings += check_torch(kind, platform.driver_cuda_version())
     memory_plan = None
-    if tensors is not None and shape_fits:
+    if tensors is not None and not any(d.code in _SHAPE_CODES for d in findings):
         memory_plan = _check_memory(vllm_config, tensors, findings)
-    has_errors = any(d.severity == "error" for d in findings)
-    plan = None if has_errors else _plan(vllm_config, memory_plan, tensors)
+    if on_hub and not _has_errors(findings):
+        findings += fetch(vllm_config) if download else [not_cached(vllm_config)]
+    plan = None if _has_errors(findings) else _plan(vllm_config, memory_plan, tensors)
     return PreflightReport(tuple(worst_first(findings)), plan)
 
 
+def _has_errors(findings: Iterable[Diagnostic]) -> bool:
+    return any(d.severity == "error" for d in findings)
+
+
 _SHAPE_CODES = ("tensor-parallel-size", "quantization-unsupported")
-
-
-def _check_weights(
-    config: VllmConfig, findings: list[Diagnostic]
-) -> Mapping[str, TensorInfo] | None:
-    """Tensors that will be loaded, by name; None where they cannot be told."""
-    model, load_format = config.model_config, config.load_config.load_format
-    architecture, hf_config = model.architecture, model.hf_config
-    with_mtp = config.speculative_config is not None
-    if load_format == "dummy":
-        shapes = expected_tensors(hf_config, architecture, with_draft_head=with_mtp)
-        return {t.name: t for t in expected_tensor_infos(shapes, model.dtype_bytes)}
-    if model.is_gguf:
-        return _gguf_tensors(model.model_path, findings)
-    if load_format == "gguf":
-        findings.append(_not_gguf(model.model_path))
-        return None
-    _fetch(config)
-    inventory = inspect_directory(model.model_path)
-    findings += inventory.findings
-    if any(d.code == "quantization-unsupported" for d in config.findings):
-        return None
-    if not inventory.complete:
-        return None
-    expected = expected_tensors(hf_config, architecture, inventory.tensors, with_mtp)
-    optional = optional_tensors(hf_config, architecture)
-    findings += compare_with_architecture(inventory, expected, optional, architecture)
-    return {n: t for n, t in inventory.tensors.items() if n in expected}
-
-
-def _fetch(config: VllmConfig) -> None:
-    """Weights of a hub id whose small files alone were needed until now."""
-    model = config.model_config
-    if os.path.isdir(os.path.expanduser(model.model)) or not model.model:
-        return
-    if not any(n.endswith(".safetensors") for n in os.listdir(model.model_path)):
-        download_weights(model.model, model.revision, config.load_config.download_dir)
-
-
-def _not_gguf(path: str) -> Diagnostic:
-    return Diagnostic(
-        "load-format",
-        "--load-format gguf needs a GGUF file",
-        why=f"{path} is a directory",
-        fix="name the .gguf file, or leave --load-format out",
-        exit_code=ExitCode.USAGE,
-    )
-
-
-def _gguf_tensors(path: str, findings: list[Diagnostic]) -> Mapping[str, TensorInfo] | None:
-    try:
-        header = read_gguf_header(path)
-    except ConfigError as error:
-        findings += error.findings
-        return None
-    return {
-        name: TensorInfo(name, kind, shape, 0, os.path.basename(path))
-        for name, (kind, shape) in header.tensors.items()
-    }
 
 
 def _check_tokenizer(

@@ -10,7 +10,7 @@ import msgspec
 from vllm import preflight
 from vllm.entrypoints.cli.arguments import engine_args, engine_parser, frontend_config
 from vllm.entrypoints.cli.serve import bind
-from vllm.errors import Diagnostic, VLLMError, worst_first
+from vllm.errors import Diagnostic, VLLMError
 from vllm.platforms.gpus import parse_device_spec
 from vllm.platforms.interface import Device
 from vllm.preflight.report import PreflightReport
@@ -43,11 +43,8 @@ def _run(args) -> PreflightReport:  # type: ignore[no-untyped-def]
     planned = _planned_devices(args)
     frontend = frontend_config(args)
     config = engine_args(args).create_engine_config(planned, defer_errors=True)
-    report = preflight.run(config, frontend, serve=True)
-    if planned is not None:
-        return report
-    port = _check_port(frontend)
-    return PreflightReport(tuple(worst_first([*report.findings, *port])), report.plan)
+    port = [] if planned is not None else _check_port(frontend)
+    return preflight.run(config, frontend, serve=True, found=port, download=False)
 
 
 def _planned_devices(args) -> tuple[Device, ...] | None:  # type: ignore[no-untyped-def]

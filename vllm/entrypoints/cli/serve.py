@@ -21,8 +21,12 @@ def main(arguments: list[str]) -> int:
     args = parser.parse_args(arguments)
     frontend = frontend_config(args)
     config = engine_args(args).create_engine_config(defer_errors=True)
-    report = preflight.run(config, frontend, serve=True)
-    listener = _bind_with(report.findings, frontend)
+    listener, taken = _try_bind(frontend)
+    report = preflight.run(config, frontend, serve=True, found=taken)
+    if listener is None or report.exit_code:
+        if listener is not None:
+            listener.close()
+        raise error_from(report.findings)
     for finding in report.findings:
         print(finding, file=sys.stderr)
     from vllm.entrypoints.openai.server import run_server
@@ -30,20 +34,12 @@ def main(arguments: list[str]) -> int:
     return run_server(config, frontend, listener)
 
 
-def _bind_with(findings: tuple[Diagnostic, ...], frontend: FrontendConfig) -> socket.socket:
-    """The listening socket; a taken port joins the other errors, if there are any."""
-    failed = list(findings)
-    listener = None
+def _try_bind(frontend: FrontendConfig) -> tuple[socket.socket | None, tuple[Diagnostic, ...]]:
+    """The listening socket, or why there is none: a finding among the others."""
     try:
-        listener = bind(frontend)
+        return bind(frontend), ()
     except VLLMError as error:
-        failed += error.findings
-    if any(d.severity == "error" for d in failed):
-        if listener is not None:
-            listener.close()
-        raise error_from(failed)
-    assert listener is not None
-    return listener
+        return None, error.findings
 
 
 def bind(frontend: FrontendConfig) -> socket.socket:
