@@ -51,12 +51,27 @@ class Diagnostic:
     exit_code: ExitCode = ExitCode.CONFIG
 
     def __str__(self) -> str:
-        lines = [f"{self.severity}[{self.code}]: {self.subject}"]
+        lines = [f"{self.severity}[{self.code}]: {_one_line(self.subject)}"]
         for label in ("why", "where", "fix", "see"):
             text = getattr(self, label)
             if text:
-                lines.append(f"  {label}: {text}")
-        return "\n".join(lines).encode("ascii", "backslashreplace").decode("ascii")
+                lines.append(f"  {label}: {_one_line(text)}")
+        return "\n".join(lines)
+
+
+_MAX_LINE = 400
+
+
+def _one_line(text: str) -> str:
+    """Printable ASCII on one line of bounded length: names in files may hold anything."""
+    shown = "".join(c if " " <= c < "\x7f" else _escaped(c) for c in text[:_MAX_LINE])
+    return shown if len(text) <= _MAX_LINE else shown + " ..."
+
+
+def _escaped(character: str) -> str:
+    if character == "\n":
+        return " "
+    return character.encode("unicode_escape").decode("ascii")
 
 
 _SEVERITY_ORDER = {"error": 0, "warning": 1, "info": 2}

@@ -10,6 +10,8 @@ from vllm.config.shape import LayerShape, ModelShape
 from vllm.errors import ConfigError, Diagnostic
 
 MAX_LAYERS = 10_000
+MAX_EXPERTS = 1 << 18
+"""Of all layers together."""
 ROPE_TYPES: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -35,7 +37,7 @@ def read_decoder_shape(hf_config: Mapping[str, Any]) -> ModelShape:
         raise config_value(
             "num_key_value_heads", kv_heads, f"it must divide num_attention_heads, {heads}"
         )
-    experts = _num_experts(hf_config)
+    experts = _num_experts(hf_config, num_layers)
     inner = _integer(hf_config, "intermediate_size")
     return ModelShape(
         hidden_size=hidden,
@@ -48,7 +50,7 @@ def read_decoder_shape(hf_config: Mapping[str, Any]) -> ModelShape:
         ),
         num_experts=experts,
         num_experts_per_tok=_integer(hf_config, "num_experts_per_tok", 1) if experts else 0,
-        moe_intermediate_size=_integer(hf_config, "moe_intermediate_size", inner) if experts else 0,
+        moe_intermediate_size=_expert_size(hf_config, inner) if experts else 0,
         tie_word_embeddings=bool(hf_config.get("tie_word_embeddings", False)),
     )
 
@@ -60,7 +62,7 @@ def max_positions(hf_config: Mapping[str, Any]) -> int:
     if not isinstance(scaling, Mapping):
         raise config_value("rope_scaling", scaling, "it must be an object")
     kind = scaling.get("rope_type", scaling.get("type"))
-    if kind is not None and kind not in ROPE_TYPES:
+    if kind is not None and (not isinstance(kind, str) or kind not in ROPE_TYPES):
         raise config_value("rope_type", kind, f"supported: {', '.join(ROPE_TYPES)}")
     for key in ROPE_TYPES[kind or "default"]:
         value = scaling.get(key)
@@ -109,16 +111,25 @@ def _window(hf_config: Mapping[str, Any], index: int, num_layers: int) -> int | 
     return window
 
 
-def _num_experts(hf_config: Mapping[str, Any]) -> int:
+def _num_experts(hf_config: Mapping[str, Any], num_layers: int) -> int:
     for name in ("num_experts", "num_local_experts"):
         if hf_config.get(name) is not None:
-            return _integer(hf_config, name)
+            return _integer(hf_config, name, limit=MAX_EXPERTS // num_layers)
     return 0
+
+
+def _expert_size(hf_config: Mapping[str, Any], inner: int) -> int:
+    """Mixtral's experts have the size of a dense layer, Qwen3's say their own."""
+    has_own = "Qwen3MoeForCausalLM" in (hf_config.get("architectures") or ())
+    return _integer(hf_config, "moe_intermediate_size", None if has_own else inner)
 
 
 def _is_sparse(hf_config: Mapping[str, Any], index: int) -> bool:
     step = _integer(hf_config, "decoder_sparse_step", 1)
-    return index not in (hf_config.get("mlp_only_layers") or ()) and (index + 1) % step == 0
+    dense = hf_config.get("mlp_only_layers") or ()
+    if not isinstance(dense, (list, tuple)):
+        raise config_value("mlp_only_layers", dense, "it must list layer numbers")
+    return index not in dense and (index + 1) % step == 0
 
 
 def _integer(

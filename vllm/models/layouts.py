@@ -72,7 +72,7 @@ def num_experts_of(hf_config: Mapping[str, Any]) -> int:
 
 def is_sparse_layer(hf_config: Mapping[str, Any], index: int) -> bool:
     """Whether Qwen3-MoE's layer `index` has experts."""
-    step = hf_config.get("decoder_sparse_step", 1)
+    step = hf_config.get("decoder_sparse_step") or 1
     only_dense = index in (hf_config.get("mlp_only_layers") or ())
     return not only_dense and num_experts_of(hf_config) > 0 and (index + 1) % step == 0
 

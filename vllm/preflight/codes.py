@@ -238,7 +238,9 @@ CODES: dict[str, FindingDoc] = {
         "Download it, name another with `--tokenizer`, or `--skip-tokenizer-init`.",
         CONFIG,
     ),
-    "tokenizer-broken": _doc("tokenizer.json cannot be read.", "Download it again.", CONFIG),
+    "tokenizer-broken": _doc(
+        "tokenizer.json or tokenizer_config.json cannot be read.", "Download it again.", CONFIG
+    ),
     "tokenizer-remote-code": _doc(
         "The tokenizer is Python code of the repository; it must be trusted.",
         "Read the code, then `--trust-remote-code`.",

@@ -35,6 +35,22 @@ class _BpeModel(msgspec.Struct):
     vocab: dict[str, int] | list[Any] = {}
 
 
+class _ConfiguredToken(msgspec.Struct):
+    content: str
+
+
+class _NamedTemplate(msgspec.Struct):
+    name: str
+    template: str
+
+
+class _TokenizerConfig(msgspec.Struct):
+    """The parts of tokenizer_config.json that are used, as they must be."""
+
+    added_tokens_decoder: dict[int, _ConfiguredToken] | None = None
+    chat_template: str | list[_NamedTemplate] | None = None
+
+
 class _TokenizerFile(msgspec.Struct):
     """The parts of tokenizer.json that say how many ids there are."""
 
@@ -47,15 +63,17 @@ def check_tokenizer(path: str, embedding_rows: int) -> list[Diagnostic]:
     present = [n for n in _TOKENIZER_FILES if os.path.exists(os.path.join(path, n))]
     if not present:
         return [_no_tokenizer(path)]
-    if "tokenizer.json" not in present:
-        return []
+    name, size = "tokenizer_config.json", 0
     try:
-        size = _vocabulary_size(os.path.join(path, "tokenizer.json"))
+        _check_config(os.path.join(path, name))
+        name = "tokenizer.json"
+        if name in present:
+            size = _vocabulary_size(os.path.join(path, name))
     except (OSError, ValueError, RecursionError) as error:
         return [
             Diagnostic(
                 "tokenizer-broken",
-                "tokenizer.json cannot be read",
+                f"{name} cannot be read",
                 why=str(error),
                 where=path,
                 fix="download the file again",
@@ -73,6 +91,12 @@ def check_tokenizer(path: str, embedding_rows: int) -> list[Diagnostic]:
             fix="use the tokenizer of this checkpoint (--tokenizer)",
         )
     ]
+
+
+def _check_config(file: str) -> None:
+    if os.path.exists(file):
+        with open(file, "rb") as handle:
+            msgspec.json.decode(handle.read(), type=_TokenizerConfig)
 
 
 def _vocabulary_size(file: str) -> int:

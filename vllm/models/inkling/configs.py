@@ -18,6 +18,7 @@ from vllm.config.shape import LayerShape, ModelShape
 from vllm.errors import ConfigError, Diagnostic
 
 FILE = "config.json"
+MAX_LAYERS = 10_000
 
 # Switches that the released models set one way; another value is another model.
 _FIXED = {
@@ -95,10 +96,10 @@ def parse_inkling_config(hf_config: Mapping[str, Any]) -> InklingConfig:
     Raises `ConfigError` naming the key that is missing, of a wrong type, or set
     to something that no Inkling model has.
     """
-    text = _Fields(hf_config.get("text_config") or hf_config)
+    text = _Fields(_text_block(hf_config))
     original = "dense_intermediate_size" in text.values
     text.check_fixed()
-    num_layers = text.integer("num_hidden_layers")
+    num_layers = text.integer("num_hidden_layers", limit=MAX_LAYERS)
     expert_key = "intermediate_size" if original else "moe_intermediate_size"
     dense_key = "dense_intermediate_size" if original else "intermediate_size"
     vocab_size = text.integer("vocab_size", default=201024)
@@ -120,7 +121,7 @@ def parse_inkling_config(hf_config: Mapping[str, Any]) -> InklingConfig:
         moe_intermediate_size=text.integer(expert_key, default=3072),
         num_experts=text.integer("n_routed_experts"),
         num_experts_per_tok=text.integer("num_experts_per_tok"),
-        num_shared_experts=text.integer("n_shared_experts"),
+        num_shared_experts=text.integer("n_shared_experts", least=0),
         route_scale=text.number("route_scale", default=8.0),
         mup_multiplier=text.number("logits_mup_width_multiplier", default=24.0),
         rms_norm_eps=text.number("rms_norm_eps", default=1e-6),
@@ -131,6 +132,13 @@ def parse_inkling_config(hf_config: Mapping[str, Any]) -> InklingConfig:
         mtp_is_local=mtp_is_local,
         mtp_chain_norm=mtp_chain_norm,
     )
+
+
+def _text_block(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
+    block = hf_config.get("text_config") or hf_config
+    if not isinstance(block, Mapping):
+        raise _config_error(f"{FILE}'s text_config is {block!r}", "it must be an object")
+    return block
 
 
 def read_shape(hf_config: Mapping[str, Any]) -> ModelShape:
@@ -200,14 +208,15 @@ def _local_layers(text: _Fields, num_layers: int) -> tuple[bool, ...]:
     ids = text.values.get("local_layer_ids")
     if ids is None:
         return tuple((i + 1) % 6 != 0 for i in range(num_layers))
-    return tuple(i in set(text.integers("local_layer_ids")) for i in range(num_layers))
+    local = set(text.integers("local_layer_ids"))
+    return tuple(i in local for i in range(num_layers))
 
 
 def _dense_layers(text: _Fields, num_layers: int) -> tuple[bool, ...]:
     kinds = text.kinds("mlp_layer_types", num_layers, {"dense": True, "sparse": False})
     if kinds is not None:
         return kinds
-    first_sparse = text.integer("dense_mlp_idx", default=0)
+    first_sparse = text.integer("dense_mlp_idx", default=0, least=0)
     return tuple(i < first_sparse for i in range(num_layers))
 
 
@@ -216,11 +225,11 @@ def _mtp(hf_config: Mapping[str, Any], text: _Fields) -> tuple[tuple[bool, ...],
     block = hf_config.get("mtp_config")
     if isinstance(block, Mapping):
         fields = _Fields(block)
-        depths = fields.integer("num_nextn_predict_layers", default=0)
+        depths = fields.integer("num_nextn_predict_layers", default=0, least=0, limit=MAX_LAYERS)
         local_key = "local_layer_ids"
     else:
         fields = text
-        depths = fields.integer("num_mtp_layers", default=0)
+        depths = fields.integer("num_mtp_layers", default=0, least=0, limit=MAX_LAYERS)
         local_key = "mtp_local_layer_ids"
     local = set(fields.integers(local_key))
     chain = bool(fields.values.get("chain_hidden_post_norm", False))
@@ -239,14 +248,19 @@ class _Fields:
                 return name, self.values[name]
         return names[0], None
 
-    def integer(self, *names: str, default: int | None = None) -> int:
+    def integer(
+        self, *names: str, default: int | None = None, least: int = 1, limit: int = 1 << 40
+    ) -> int:
         name, value = self._find(names)
         if value is None:
             if default is None:
                 raise _config_error(f"{FILE} has no {' or '.join(names)}", "Inkling needs it")
             return default
-        if type(value) is not int or value < 0:
-            raise _config_error(f"{FILE} sets {name} to {value!r}", "it must be a whole number")
+        if type(value) is not int or not least <= value <= limit:
+            raise _config_error(
+                f"{FILE} sets {name} to {value!r}",
+                f"it must be a whole number from {least} to {limit}",
+            )
         return value
 
     def number(self, name: str, default: float) -> float:
@@ -268,7 +282,7 @@ class _Fields:
         if value is None:
             return None
         allowed = " and ".join(known)
-        if not isinstance(value, list) or any(v not in known for v in value):
+        if not isinstance(value, list) or any(v not in tuple(known) for v in value):
             raise _config_error(f"{FILE} sets {name} to {value!r}", f"Inkling knows {allowed}")
         if len(value) != count:
             raise _config_error(
