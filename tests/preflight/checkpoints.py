@@ -6,8 +6,24 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
+from vllm.models.layouts import expected_tensors
 from vllm.preflight.safetensors_header import DTYPE_BITS
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "vocab_size": 512,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "dtype": "bfloat16",
+}
 
 
 def header_of(tensors: dict[str, tuple[str, list[int]]]) -> tuple[bytes, int]:
@@ -38,3 +54,30 @@ def write_index(directory: Path, weight_map: dict[str, str]) -> None:
     """model.safetensors.index.json."""
     content = {"metadata": {"total_size": 0}, "weight_map": weight_map}
     (directory / "model.safetensors.index.json").write_text(json.dumps(content))
+
+
+class Model:
+    """A checkpoint directory of the right files, to be spoilt."""
+
+    def __init__(self, path: Path, **config: Any) -> None:
+        self.path = path
+        self.config = {**LLAMA, **config}
+        self.tensors = {
+            name: ("BF16", list(shape))
+            for name, shape in expected_tensors(self.config, "LlamaForCausalLM").items()
+        }
+        self.write()
+
+    def write(self) -> None:
+        (self.path / "config.json").write_text(json.dumps(self.config))
+        write_safetensors(self.path / "model.safetensors", self.tensors)
+        vocab = {f"t{i}": i for i in range(512)}
+        tokenizer = {"model": {"type": "BPE", "vocab": vocab, "merges": []}, "added_tokens": []}
+        (self.path / "tokenizer.json").write_text(json.dumps(tokenizer))
+        (self.path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+
+    def set(self, **config: Any) -> None:
+        """Change config.json alone; the weights stay as they are."""
+        self.config.update(config)
+        kept = {k: v for k, v in self.config.items() if v is not ...}
+        (self.path / "config.json").write_text(json.dumps(kept))

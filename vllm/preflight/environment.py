@@ -209,8 +209,7 @@ def _check_shm(num_local_ranks: int) -> list[Diagnostic]:
 
 def check_torch(platform: str, driver_cuda: tuple[int, int] | None) -> list[Diagnostic]:
     """Can the installed torch drive these GPUs? Read from its version file, not imported."""
-    built_for = torch_cuda_version()
-    if platform != "cuda" or built_for is None:
+    if platform != "cuda" or (built_for := torch_cuda_version()) is None:
         return []
     if built_for == "none":
         return [
