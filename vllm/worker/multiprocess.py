@@ -15,6 +15,7 @@ import os
 import pickle
 import signal
 import socket
+import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -136,7 +137,9 @@ class MultiprocessExecutor(Executor):
             return value
         if isinstance(value, VLLMError):
             raise value
-        raise EngineDeadError(f"rank {rank}: {value}")
+        summary, trace = value
+        # The rank's traceback belongs into the file that the core writes.
+        raise EngineDeadError(f"rank {rank}: {summary}") from RuntimeError(trace)
 
 
 class _RemoteStep(StepHandle):
@@ -169,10 +172,10 @@ def _free_port() -> int:
 def _run_rank(vllm_config: VllmConfig, rank: int, address: str, pipe: Connection) -> None:
     """A rank's process: build the worker, then answer calls until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front end drains and tells us
-    from vllm.worker.worker import Worker
-
     pending: deque[Any] = deque()
     try:
+        from vllm.worker.worker import Worker  # a library that cannot be loaded is told, too
+
         worker = Worker(vllm_config, rank, address)
         pipe.send((False, None))
         while True:
@@ -193,13 +196,15 @@ def _run_rank(vllm_config: VllmConfig, rank: int, address: str, pipe: Connection
 
 
 def _tell(pipe: Connection, error: BaseException) -> None:
+    value: Any = error
     if not isinstance(error, VLLMError):
         import traceback
 
         from vllm import envs
 
+        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         if envs.VLLM_LOGGING_LEVEL == "DEBUG":
-            traceback.print_exception(error)
-    value: Any = error if isinstance(error, VLLMError) else f"{type(error).__name__}: {error}"
+            sys.stderr.write(trace)
+        value = (f"{type(error).__name__}: {error}", trace)
     with contextlib.suppress(OSError):
         pipe.send((True, value))
