@@ -55,23 +55,23 @@ def cache_groups(
     return tuple(groups)
 
 
-def groups_of(vllm_config: VllmConfig) -> tuple[KVCacheGroup, ...]:
-    """The groups of a validated configuration."""
+def groups_of(vllm_config: VllmConfig, tp: int | None = None) -> tuple[KVCacheGroup, ...]:
+    """The groups of a validated configuration, or what they were with `tp` ranks."""
     model_config, speculative = vllm_config.model_config, vllm_config.speculative_config
     num_drafts = (speculative.num_speculative_tokens or 0) if speculative else 0
     return cache_groups(
         model_config.shape,
         vllm_config.block_size,
-        vllm_config.parallel_config.tensor_parallel_size,
+        tp or vllm_config.parallel_config.tensor_parallel_size,
         model_config.dtype_bytes,
         model_config.shape.mtp_layers[:num_drafts],
         num_drafts,
     )
 
 
-def full_sequence_bytes(vllm_config: VllmConfig) -> int:
+def full_sequence_bytes(vllm_config: VllmConfig, tp: int | None = None) -> int:
     """Cache of one sequence of max_model_len on one rank, its null blocks included."""
-    groups, block_size = groups_of(vllm_config), vllm_config.block_size
+    groups, block_size = groups_of(vllm_config, tp), vllm_config.block_size
     chunk = vllm_config.scheduler_config.max_num_batched_tokens or 0
     length = vllm_config.model_config.max_model_len or 0
     null_blocks = sum(group.block_bytes(block_size) for group in groups)

@@ -6,9 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from vllm.config.kv_plan import full_sequence_bytes, groups_of
 from vllm.errors import ConfigError, Diagnostic, worst_first
-from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.gpus import known_gpu
 from vllm.platforms.interface import Device
 from vllm.preflight.environment import (
@@ -17,16 +15,8 @@ from vllm.preflight.environment import (
     check_tokenizer,
     check_torch,
 )
-from vllm.preflight.memory import (
-    DeviceMemory,
-    MemoryPlan,
-    activation_bytes,
-    check_concurrency,
-    check_memory,
-    longest_sequence,
-    plan_memory,
-    weight_bytes,
-)
+from vllm.preflight.fit import check_fit, device_memory
+from vllm.preflight.memory import MemoryPlan, weight_bytes
 from vllm.preflight.report import Plan, PreflightReport
 from vllm.preflight.safetensors_header import TensorInfo
 from vllm.preflight.weights import (
@@ -40,9 +30,6 @@ from vllm.preflight.weights import (
 if TYPE_CHECKING:
     from vllm.config.frontend import FrontendConfig
     from vllm.config.vllm import VllmConfig
-
-_MAX_SHARDS = 64
-"""Largest tensor-parallel size that a suggestion tries."""
 
 
 def run(
@@ -71,7 +58,7 @@ def run(
         findings += check_torch(kind, platform.driver_cuda_version())
     memory_plan = None
     if tensors is not None and not any(d.code in _SHAPE_CODES for d in findings):
-        memory_plan = _check_memory(vllm_config, tensors, findings)
+        memory_plan = check_fit(vllm_config, tensors, findings)
     if on_hub and not _has_errors(findings):
         findings += fetch(vllm_config) if download else [not_cached(vllm_config)]
     plan = None if _has_errors(findings) else _plan(vllm_config, memory_plan, tensors)
@@ -106,130 +93,6 @@ def _check_tokenizer(
         findings += check_chat_template(path, frontend.chat_template if frontend else None)
 
 
-def _check_memory(
-    config: VllmConfig, tensors: Mapping[str, TensorInfo], findings: list[Diagnostic]
-) -> MemoryPlan | None:
-    """The plan of the rank with the least memory; None where no device tells its memory."""
-    ranks = config.parallel_config.world_size
-    on_host = config.device_config.kind == "cpu"
-    memories = [
-        (memory, device)
-        for device in config.device_config.devices[:ranks]
-        if (memory := _device_memory(config, device, ranks if on_host else 1)) is not None
-    ]
-    if not memories:
-        return None
-    memory, device = min(memories, key=lambda item: item[0].budget)
-    tp = config.parallel_config.tensor_parallel_size
-    plan = _memory_plan(config, tensors, memory, tp)
-    scheduler, model = config.scheduler_config, config.model_config
-    assert scheduler.max_num_batched_tokens is not None and model.max_model_len is not None
-    groups, block_size = groups_of(config), config.block_size
-    longest = longest_sequence(
-        groups,
-        block_size,
-        scheduler.max_num_batched_tokens,
-        model.max_model_len,
-        memory.budget - plan.weight_bytes - plan.activation_bytes,
-    )
-    found = check_memory(
-        plan,
-        memory,
-        "host memory" if on_host else f"GPU {device.index}",
-        longest,
-        model.max_model_len,
-        tp,
-        _smallest_tp(config, tensors, memory),
-    )
-    if not found and (on_host or config.cache_config.kv_cache_memory_bytes is not None):
-        found = _check_cache_limit(config, plan)
-    findings += found or check_concurrency(plan, scheduler.max_num_seqs, block_size)
-    return plan
-
-
-def _check_cache_limit(config: VllmConfig, plan: MemoryPlan) -> list[Diagnostic]:
-    """A cache whose size is given, not what is left over, must hold one whole sequence."""
-    model, scheduler = config.model_config, config.scheduler_config
-    assert scheduler.max_num_batched_tokens is not None and model.max_model_len is not None
-    needed = full_sequence_bytes(config)
-    if plan.kv_bytes >= needed:
-        return []
-    longest = longest_sequence(
-        groups_of(config),
-        config.block_size,
-        scheduler.max_num_batched_tokens,
-        model.max_model_len,
-        plan.kv_bytes - (needed - plan.sequence_bytes),
-    )
-    flag = "--kv-cache-memory-bytes"
-    if config.cache_config.kv_cache_memory_bytes is None:
-        flag = "VLLM_CPU_KVCACHE_SPACE (GiB)"
-    gib = 1 << 30
-    return [
-        Diagnostic(
-            "memory-kv-cache",
-            f"the KV cache cannot hold one sequence of {model.max_model_len:,} tokens: it takes "
-            f"{needed / gib:.2f} GiB, the cache has {plan.kv_bytes / gib:.2f} GiB",
-            fix=f"--max-model-len {longest}, or more for {flag}",
-        )
-    ]
-
-
-def _memory_plan(
-    config: VllmConfig, tensors: Mapping[str, TensorInfo], memory: DeviceMemory, tp: int
-) -> MemoryPlan:
-    model, scheduler = config.model_config, config.scheduler_config
-    assert scheduler.max_num_batched_tokens is not None and model.max_model_len is not None
-    weights = weight_bytes(tensors.values(), model.dtype_bytes, tp)
-    activations = activation_bytes(
-        model.shape, model.dtype_bytes, tp, scheduler.max_num_batched_tokens, scheduler.max_num_seqs
-    )
-    left = memory.budget - weights[1] - activations
-    if config.cache_config.kv_cache_memory_bytes is not None:
-        kv_budget = config.cache_config.kv_cache_memory_bytes
-    elif config.device_config.kind == "cpu":
-        sequence = full_sequence_bytes(config)
-        kv_budget = min(left, CpuPlatform.kv_cache_bytes(max(0, left), sequence))
-    else:
-        kv_budget = left
-    return plan_memory(
-        weights,
-        activations,
-        groups_of(config),
-        config.block_size,
-        model.max_model_len,
-        scheduler.max_num_batched_tokens,
-        kv_budget,
-    )
-
-
-def _device_memory(config: VllmConfig, device: Device, ranks: int) -> DeviceMemory | None:
-    if device.memory_total is None:
-        return None
-    free = device.memory_total if device.memory_free is None else device.memory_free
-    total, free = device.memory_total // ranks, free // ranks
-    budget = free
-    if config.device_config.kind != "cpu":
-        budget = min(int(total * config.cache_config.gpu_memory_utilization), free)
-    return DeviceMemory(device.name, total, free, budget, device.is_unified)
-
-
-def _smallest_tp(
-    config: VllmConfig, tensors: Mapping[str, TensorInfo], memory: DeviceMemory
-) -> int | None:
-    """Least tensor-parallel size at which the weights would fit on such devices."""
-    if config.device_config.kind == "cpu":
-        return None
-    shape, parallel = config.model_config.shape, config.parallel_config
-    size = parallel.tensor_parallel_size * 2
-    while size <= _MAX_SHARDS:
-        lower, _ = weight_bytes(tensors.values(), config.model_config.dtype_bytes, size)
-        if lower <= memory.budget and parallel.fits(shape, size):
-            return size
-        size *= 2
-    return None
-
-
 def _plan(
     config: VllmConfig,
     memory: MemoryPlan | None,
@@ -239,7 +102,7 @@ def _plan(
     ranks = config.parallel_config.world_size
     devices = device.devices[:ranks]
     first = devices[0] if devices else None
-    budget = _device_memory(config, first, 1) if first else None
+    budget = device_memory(config, first, 1) if first else None
     kinds = dict.fromkeys(layer.attention for layer in model.shape.layers)
     backend = config.attention_config.resolved_backend
     assert model.max_model_len is not None
