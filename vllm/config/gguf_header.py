@@ -7,6 +7,7 @@ values; tensor names with dimensions (fastest first), type and offset; then alig
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import struct
@@ -76,7 +77,7 @@ class _Reader:
             item, length = self.scalar("I"), self.count()
             if item == _ARRAY:
                 raise _broken(self.path, "an array of arrays")
-            return _Array(self._skip(item, length), length)
+            return Array(self._skip(item, length), length)
         if kind not in _SCALARS:
             raise _broken(self.path, f"a value of unknown type {kind}")
         return self.scalar(_SCALARS[kind])
@@ -84,17 +85,25 @@ class _Reader:
     def _skip(self, item: int, length: int) -> int:
         """Pass over an array: vocabularies are long and nobody here reads them."""
         if item == _STRING:
-            for _ in range(length):
-                length_of_item = self.count()
-                self.position += length_of_item
+            self.position = self._skip_strings(length)
         elif item in _SCALARS:
             self.position += struct.calcsize("<" + _SCALARS[item]) * length
         else:
             raise _broken(self.path, f"an array of unknown type {item}")
         return item
 
+    def _skip_strings(self, number: int) -> int:
+        """Where the strings end; a vocabulary has hundreds of thousands."""
+        data, size, position = self.data, len(self.data), self.position
+        length_at = struct.Struct("<Q").unpack_from
+        for _ in range(number):
+            if position + 8 > size:
+                raise _broken(self.path, f"it ends inside its header, at byte {size:,}")
+            position += 8 + length_at(data, position)[0]
+        return position
 
-class _Array:
+
+class Array:
     """An array that was passed over: its type and length."""
 
     def __init__(self, item: int, length: int) -> None:
@@ -127,7 +136,19 @@ class GgufHeader:
 
 
 def read_gguf_header(path: str) -> GgufHeader:
-    """Read `path`'s header. Raises `ConfigError` saying what is wrong with the file."""
+    """Read `path`'s header. Raises `ConfigError` saying what is wrong with the file.
+
+    Several readers ask within one start, so the last answer is kept while the file is the same.
+    """
+    try:
+        stat = os.stat(path)
+    except OSError as error:
+        raise _broken(path, error.strerror or str(error)) from None
+    return _read(path, (stat.st_ino, stat.st_size, stat.st_mtime_ns))
+
+
+@functools.lru_cache(maxsize=1)
+def _read(path: str, identity: tuple[int, ...]) -> GgufHeader:
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size

@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from vllm.errors import Diagnostic, ExitCode
+from vllm.config.gguf_header import Array, read_gguf_header
+from vllm.errors import ConfigError, Diagnostic, ExitCode
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -79,6 +80,10 @@ def check_tokenizer(path: str, embedding_rows: int) -> list[Diagnostic]:
                 fix="download the file again",
             )
         ]
+    return _check_size(size, embedding_rows, os.path.join(path, "tokenizer.json"))
+
+
+def _check_size(size: int, embedding_rows: int, file: str) -> list[Diagnostic]:
     if size <= embedding_rows:
         return []
     return [
@@ -87,10 +92,32 @@ def check_tokenizer(path: str, embedding_rows: int) -> list[Diagnostic]:
             f"the tokenizer has ids up to {size - 1:,}, the embedding ends at "
             f"{embedding_rows - 1:,}",
             why="such an id would read outside the embedding",
-            where=os.path.join(path, "tokenizer.json"),
+            where=file,
             fix="use the tokenizer of this checkpoint (--tokenizer)",
         )
     ]
+
+
+def check_gguf_tokenizer(path: str, embedding_rows: int) -> list[Diagnostic]:
+    """Is the vocabulary in a GGUF file of a kind that can be read, and does it fit?
+
+    A file that cannot be read at all is told where its weights are looked at.
+    """
+    from vllm.tokenizers.gguf import vocabulary_problem
+
+    try:
+        metadata = read_gguf_header(path).metadata
+    except ConfigError:
+        return []
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    size = tokens.length if isinstance(tokens, Array) else 0
+    problem = vocabulary_problem(
+        metadata.get("tokenizer.ggml.model"),
+        metadata.get("tokenizer.ggml.pre", "default"),
+        size > 0,
+        path,
+    )
+    return [problem] if problem else _check_size(size, embedding_rows, path)
 
 
 def _check_config(file: str) -> None:
@@ -135,16 +162,27 @@ def check_chat_template(path: str, given: str | None) -> list[Diagnostic]:
     if given or _has_template(path):
         return []
     looked = ", ".join(("tokenizer_config.json", *_TEMPLATE_FILES, "additional_chat_templates/"))
-    return [
-        Diagnostic(
-            "chat-template-missing",
-            "/v1/chat/completions will refuse every request: the model has no chat template",
-            why=f"looked for {looked}",
-            where=path,
-            fix="--chat-template FILE, or use /v1/completions",
-            severity="warning",
-        )
-    ]
+    return [_no_template(path, looked)]
+
+
+def check_gguf_template(path: str, given: str | None) -> list[Diagnostic]:
+    """The same for a GGUF file, which keeps the template in its metadata."""
+    try:
+        has_template = bool(read_gguf_header(path).metadata.get("tokenizer.chat_template"))
+    except ConfigError:
+        return []
+    return [] if given or has_template else [_no_template(path, "tokenizer.chat_template")]
+
+
+def _no_template(path: str, looked: str) -> Diagnostic:
+    return Diagnostic(
+        "chat-template-missing",
+        "/v1/chat/completions will refuse every request: the model has no chat template",
+        why=f"looked for {looked}",
+        where=path,
+        fix="--chat-template FILE, or use /v1/completions",
+        severity="warning",
+    )
 
 
 def _has_template(path: str) -> bool:

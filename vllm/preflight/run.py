@@ -11,6 +11,8 @@ from vllm.platforms.gpus import known_gpu
 from vllm.platforms.interface import Device
 from vllm.preflight.environment import (
     check_chat_template,
+    check_gguf_template,
+    check_gguf_tokenizer,
     check_host,
     check_tokenizer,
     check_torch,
@@ -83,14 +85,18 @@ def _check_tokenizer(
     except ConfigError as error:
         findings += error.findings
         return
+    given = frontend.chat_template if frontend else None
     if path.endswith(".gguf"):
+        findings += check_gguf_tokenizer(path, model.shape.vocab_size)
+        if serve:
+            findings += check_gguf_template(path, given)
         return
     found = check_tokenizer(path, model.shape.vocab_size)
     if model.trust_remote_code:
         found = [d for d in found if d.code != "tokenizer-remote-code"]
     findings += found
     if serve and not model.uses_inkling_renderer:
-        findings += check_chat_template(path, frontend.chat_template if frontend else None)
+        findings += check_chat_template(path, given)
 
 
 def _plan(

@@ -101,12 +101,15 @@ def load_gguf_tokenizer(path: str) -> Tokenizer:
     }
     tokens = metadata.get("ggml.tokens")
     kind = metadata.get("ggml.model")
-    if not tokens or kind not in ("gpt2", "llama"):
-        raise _unknown("tokenizer.ggml.model", kind, ("gpt2", "llama"), path)
-    if kind == "gpt2":
-        backend = _byte_level(tokens, metadata, path)
-    else:
-        backend = _sentencepiece(tokens, metadata)
+    if problem := vocabulary_problem(kind, metadata.get("ggml.pre", "default"), bool(tokens), path):
+        raise ConfigError(problem)
+    assert tokens
+    try:
+        make = _byte_level if kind == "gpt2" else _sentencepiece
+        backend = make(tokens, metadata)
+    except Exception as error:  # the library raises bare Exception
+        why = " ".join(str(error).split())[:200]
+        raise ConfigError(_problem("the vocabulary cannot be used", why, path)) from None
     _add_special(backend, tokens, metadata.get("ggml.token_type") or [])
     special = _special_tokens(tokens, metadata)
     add_bos = metadata.get("ggml.add_bos_token", kind == "llama")
@@ -118,13 +121,35 @@ def load_gguf_tokenizer(path: str) -> Tokenizer:
     return Tokenizer(backend, chat_template=template, special_tokens=special)
 
 
-def _byte_level(tokens: list[str], metadata: dict[str, Any], path: str) -> tokenizers.Tokenizer:
+def vocabulary_problem(kind: Any, pre: Any, has_tokens: bool, path: str) -> Diagnostic | None:
+    """What keeps the vocabulary that a file's metadata describes from being used; None: nothing.
+
+    `kind` is `tokenizer.ggml.model`, `pre` is `tokenizer.ggml.pre`.
+    """
+    if not has_tokens:
+        return _problem("the file holds no vocabulary", "tokenizer.ggml.tokens is absent", path)
+    if kind not in ("gpt2", "llama"):
+        return _problem(f"tokenizer.ggml.model {kind!r} is not known", "known: gpt2, llama", path)
+    if kind == "gpt2" and pre not in tuple(_PRE_TYPES):
+        why = f"known: {', '.join(_PRE_TYPES)}"
+        return _problem(f"tokenizer.ggml.pre {pre!r} is not known", why, path)
+    return None
+
+
+def _problem(subject: str, why: str, path: str) -> Diagnostic:
+    return Diagnostic(
+        "gguf-tokenizer",
+        subject,
+        why=why,
+        where=path,
+        fix="name a directory with tokenizer.json by --tokenizer",
+    )
+
+
+def _byte_level(tokens: list[str], metadata: dict[str, Any]) -> tokenizers.Tokenizer:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    name = metadata.get("ggml.pre", "default")
-    if name not in _PRE_TYPES:
-        raise _unknown("tokenizer.ggml.pre", name, tuple(_PRE_TYPES), path)
-    pattern, digits_alone, ignore_merges, nfc = _PRE_TYPES[name]
+    pattern, digits_alone, ignore_merges, nfc = _PRE_TYPES[metadata.get("ggml.pre", "default")]
     merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("ggml.merges", [])]
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
     backend = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=ignore_merges))
@@ -195,15 +220,3 @@ def _special_tokens(tokens: list[str], metadata: dict[str, Any]) -> dict[str, st
         if isinstance(token_id, int) and 0 <= token_id < len(tokens):
             found[f"{role}_token"] = tokens[token_id]
     return found
-
-
-def _unknown(key: str, value: Any, known: tuple[str, ...], path: str) -> ConfigError:
-    return ConfigError(
-        Diagnostic(
-            "gguf-tokenizer",
-            f"{key} {value!r} is not known",
-            why=f"known: {', '.join(known)}",
-            where=path,
-            fix="name a directory with tokenizer.json with --tokenizer",
-        )
-    )
