@@ -17,30 +17,11 @@ import torch
 
 from vllm.config.gguf_header import read_gguf_header
 from vllm.loader.source import NamedTensors, WeightSource
-from vllm.models.layouts import num_experts_of, num_kv_heads_of
+from vllm.models.layouts import gguf_names, num_kv_heads_of
 
 if TYPE_CHECKING:
     import numpy as np
 
-_TOP_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-    "rope_freqs.weight": "rope_freqs.weight",
-}
-_LAYER_MODULES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _PERMUTED = ("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM")
 
@@ -50,46 +31,19 @@ def gguf_source(
 ) -> WeightSource:
     """The weights in file `path` under Hugging Face names, in `dtype`."""
     header = read_gguf_header(path)
-    names = [name for n in header.tensors for name in _names(n, architecture, hf_config)]
+    names = [name for n in header.tensors for name in gguf_names(n, architecture, hf_config)]
 
     def tensors() -> NamedTensors:
         import numpy as np
 
         data = np.memmap(path, dtype=np.uint8, mode="r")
         for name, (kind, shape) in header.tensors.items():
-            targets = _names(name, architecture, hf_config)
+            targets = gguf_names(name, architecture, hf_config)
             if targets:
                 values = dequantize(data[header.offsets[name] :], kind, shape, dtype)
                 yield from _in_order(name, values, targets, hf_config, architecture)
 
     return WeightSource(tuple(names), tensors)
-
-
-def _names(name: str, architecture: str, hf_config: Mapping[str, Any]) -> list[str]:
-    """A GGUF tensor's Hugging Face names: one, or one an expert; none if nobody reads it."""
-    if name in _TOP_NAMES:
-        return [_TOP_NAMES[name]]
-    if not name.startswith("blk."):
-        return []
-    _, index, leaf = name.split(".", 2)
-    module, _, kind = leaf.rpartition(".")
-    prefix = f"model.layers.{index}."
-    if module in _LAYER_MODULES:
-        return [f"{prefix}{_LAYER_MODULES[module]}.{kind}"]
-    mixtral = architecture == "MixtralForCausalLM"
-    block = "block_sparse_moe" if mixtral else "mlp"
-    if module == "ffn_gate_inp":
-        return [f"{prefix}{block}.gate.{kind}"]
-    parts = dict(zip(_EXPERT_MODULES, _MIXTRAL_PARTS if mixtral else _DENSE_PARTS, strict=True))
-    if module not in parts:
-        return []
-    experts = range(num_experts_of(hf_config))
-    return [f"{prefix}{block}.experts.{e}.{parts[module]}.{kind}" for e in experts]
-
-
-_EXPERT_MODULES = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
-_DENSE_PARTS = ("gate_proj", "up_proj", "down_proj")
-_MIXTRAL_PARTS = ("w1", "w3", "w2")
 
 
 def _in_order(

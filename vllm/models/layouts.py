@@ -127,3 +127,49 @@ def _experts(
     for expert in range(num_experts):
         shapes.update(_gated(f"{block}.experts.{expert}", names, hidden, inner))
     return shapes
+
+
+_GGUF_TOP_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+    "rope_freqs.weight": "rope_freqs.weight",
+}
+_GGUF_MODULES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_GGUF_EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+_DENSE_PARTS = ("gate_proj", "up_proj", "down_proj")
+_MIXTRAL_PARTS = ("w1", "w3", "w2")
+
+
+def gguf_names(name: str, architecture: str, hf_config: Mapping[str, Any]) -> list[str]:
+    """A GGUF tensor's Hugging Face names: one, or one an expert; none if nobody reads it."""
+    if name in _GGUF_TOP_NAMES:
+        return [_GGUF_TOP_NAMES[name]]
+    if not name.startswith("blk.") or name.count(".") < 2:
+        return []
+    _, index, leaf = name.split(".", 2)
+    module, _, kind = leaf.rpartition(".")
+    prefix = f"model.layers.{index}."
+    if module in _GGUF_MODULES:
+        return [f"{prefix}{_GGUF_MODULES[module]}.{kind}"]
+    mixtral = architecture == "MixtralForCausalLM"
+    block = "block_sparse_moe" if mixtral else "mlp"
+    if module == "ffn_gate_inp":
+        return [f"{prefix}{block}.gate.{kind}"]
+    parts = dict(zip(_GGUF_EXPERTS, _MIXTRAL_PARTS if mixtral else _DENSE_PARTS, strict=True))
+    if module not in parts:
+        return []
+    experts = range(num_experts_of(hf_config))
+    return [f"{prefix}{block}.experts.{e}.{parts[module]}.{kind}" for e in experts]

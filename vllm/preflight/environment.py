@@ -30,6 +30,7 @@ MIN_OPEN_FILES = 1024
 
 class _AddedToken(msgspec.Struct):
     id: int
+    content: str = ""
 
 
 class _BpeModel(msgspec.Struct):
@@ -59,17 +60,20 @@ class _TokenizerFile(msgspec.Struct):
     added_tokens: list[_AddedToken] = []
 
 
-def check_tokenizer(path: str, embedding_rows: int) -> list[Diagnostic]:
-    """Is a tokenizer in `path`, and do its ids fit the embedding?"""
+def check_tokenizer(path: str, embedding_rows: int, inkling: bool = False) -> list[Diagnostic]:
+    """Is a tokenizer in `path`, and do its ids fit the embedding?
+
+    With `inkling` it must also have the tokens of Inkling's chat format.
+    """
     present = [n for n in _TOKENIZER_FILES if os.path.exists(os.path.join(path, n))]
     if not present:
         return [_no_tokenizer(path)]
-    name, size = "tokenizer_config.json", 0
+    name, content = "tokenizer_config.json", None
     try:
         _check_config(os.path.join(path, name))
         name = "tokenizer.json"
         if name in present:
-            size = _vocabulary_size(os.path.join(path, name))
+            content = _read_tokenizer(os.path.join(path, name))
     except (OSError, ValueError, RecursionError) as error:
         return [
             Diagnostic(
@@ -80,7 +84,17 @@ def check_tokenizer(path: str, embedding_rows: int) -> list[Diagnostic]:
                 fix="download the file again",
             )
         ]
-    return _check_size(size, embedding_rows, os.path.join(path, "tokenizer.json"))
+    if content is None:
+        return []
+    found = _check_size(_num_ids(content), embedding_rows, os.path.join(path, "tokenizer.json"))
+    return [*found, *_check_markers(content)] if inkling else found
+
+
+def _check_markers(content: _TokenizerFile) -> list[Diagnostic]:
+    from vllm.tokenizers.inkling import markers_absent_from, markers_problem
+
+    missing = markers_absent_from({t.content for t in content.added_tokens})
+    return [markers_problem(missing)] if missing else []
 
 
 def _check_size(size: int, embedding_rows: int, file: str) -> list[Diagnostic]:
@@ -126,9 +140,12 @@ def _check_config(file: str) -> None:
             msgspec.json.decode(handle.read(), type=_TokenizerConfig)
 
 
-def _vocabulary_size(file: str) -> int:
+def _read_tokenizer(file: str) -> _TokenizerFile:
     with open(file, "rb") as handle:
-        content = msgspec.json.decode(handle.read(), type=_TokenizerFile)
+        return msgspec.json.decode(handle.read(), type=_TokenizerFile)
+
+
+def _num_ids(content: _TokenizerFile) -> int:
     vocab = content.model.vocab
     if isinstance(vocab, dict):
         size = max(vocab.values(), default=-1) + 1

@@ -199,11 +199,12 @@ def compare_with_architecture(
     expected: Mapping[str, tuple[int, ...]],
     optional: Iterable[str],
     architecture: str,
+    source: str = "config.json",
 ) -> list[Diagnostic]:
     """Names and shapes against what `architecture` needs.
 
-    `expected` maps a tensor's name to its shape for this config.json; `optional`
-    holds names or prefixes of tensors that may be present without being read.
+    `expected` maps a tensor's name to its shape as `source` makes it; `optional` holds names
+    or prefixes of tensors that may be present without being read.
     """
     prefixes = tuple(optional)
     missing = [n for n in expected if n not in inventory.tensors]
@@ -212,17 +213,17 @@ def compare_with_architecture(
     ]
     findings = []
     if missing:
-        findings.append(_missing_tensors(missing, unexpected, expected, architecture))
+        findings.append(_missing_tensors(missing, unexpected, expected, architecture, source))
     elif unexpected:
         findings.append(
             Diagnostic(
                 "tensor-unexpected",
                 f"the weights hold {len(unexpected)} tensors that {architecture} does not have",
                 why=f"such as {_some(sorted(unexpected))}",
-                fix="check that config.json and the weights are of one model",
+                fix=f"check that {source} and the weights are of one model",
             )
         )
-    findings += _shape_findings(inventory, expected)
+    findings += _shape_findings(inventory, expected, source)
     return findings
 
 
@@ -231,7 +232,11 @@ def _is_optional(name: str, optional: tuple[str, ...]) -> bool:
 
 
 def _missing_tensors(
-    missing: list[str], unexpected: list[str], expected: Mapping[str, Any], architecture: str
+    missing: list[str],
+    unexpected: list[str],
+    expected: Mapping[str, Any],
+    architecture: str,
+    source: str,
 ) -> Diagnostic:
     why = f"such as {_some(sorted(missing))}"
     if len(unexpected) >= len(missing):
@@ -240,12 +245,12 @@ def _missing_tensors(
         "tensor-missing",
         f"{len(missing)} of {len(expected)} tensors of {architecture} are not in the weights",
         why=why,
-        fix="check that config.json and the weights are of one model and complete",
+        fix=f"check that {source} and the weights are of one model and complete",
     )
 
 
 def _shape_findings(
-    inventory: WeightInventory, expected: Mapping[str, tuple[int, ...]]
+    inventory: WeightInventory, expected: Mapping[str, tuple[int, ...]], source: str
 ) -> list[Diagnostic]:
     wrong = [
         (info, tuple(shape))
@@ -258,10 +263,10 @@ def _shape_findings(
     return [
         Diagnostic(
             "tensor-shape",
-            f"{info.name} has shape {list(info.shape)}, config.json makes it {list(shape)}",
+            f"{info.name} has shape {list(info.shape)}, {source} makes it {list(shape)}",
             why=f"{len(wrong)} tensor{'s differ' if len(wrong) > 1 else ' differs'}",
             where=info.file,
-            fix="check that config.json and the weights are of one model",
+            fix=f"check that {source} and the weights are of one model",
         )
     ]
 

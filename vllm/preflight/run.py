@@ -91,7 +91,7 @@ def _check_tokenizer(
         if serve:
             findings += check_gguf_template(path, given)
         return
-    found = check_tokenizer(path, model.shape.vocab_size)
+    found = check_tokenizer(path, model.shape.vocab_size, model.tokenizer_mode == "inkling")
     if model.trust_remote_code:
         found = [d for d in found if d.code != "tokenizer-remote-code"]
     findings += found

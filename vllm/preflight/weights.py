@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from vllm.config.gguf_header import read_gguf_header
 from vllm.config.hub import download_weights, is_offline
 from vllm.errors import ConfigError, Diagnostic, ExitCode, VLLMError
-from vllm.models.layouts import expected_tensors, optional_tensors
+from vllm.models.layouts import expected_tensors, gguf_names, optional_tensors
 from vllm.preflight.files import (
+    WeightInventory,
     compare_with_architecture,
     inspect_directory,
     lacks_files,
@@ -31,7 +32,7 @@ def check_weights(config: VllmConfig, findings: list[Diagnostic]) -> Tensors | N
     if load_format == "dummy":
         return architecture_tensors(config)
     if model.is_gguf:
-        return _gguf_tensors(model.model_path, findings)
+        return _gguf_tensors(config, findings)
     if load_format == "gguf":
         findings.append(_not_gguf(model.model_path))
         return None
@@ -101,13 +102,26 @@ def _not_gguf(path: str) -> Diagnostic:
     )
 
 
-def _gguf_tensors(path: str, findings: list[Diagnostic]) -> Tensors | None:
+def _gguf_tensors(config: VllmConfig, findings: list[Diagnostic]) -> Tensors | None:
+    """A GGUF file's tensors under the names that the architecture knows."""
+    model = config.model_config
     try:
-        header = read_gguf_header(path)
+        header = read_gguf_header(model.model_path)
     except ConfigError as error:
         findings += error.findings
         return None
-    return {
-        name: TensorInfo(name, kind, shape, 0, os.path.basename(path))
-        for name, (kind, shape) in header.tensors.items()
-    }
+    inventory, file = WeightInventory(num_files=1), os.path.basename(model.model_path)
+    for name, (kind, shape) in header.tensors.items():
+        names = gguf_names(name, model.architecture, model.hf_config)
+        # Experts lie in one tensor, as its slices.
+        stacked = "_exps." in name and shape[:1] == (len(names),)
+        for known in names:
+            inventory.tensors[known] = TensorInfo(
+                known, kind, shape[1:] if stacked else shape, 0, file
+            )
+    expected = expected_tensors(model.hf_config, model.architecture)
+    optional = optional_tensors(model.hf_config, model.architecture)
+    findings += compare_with_architecture(
+        inventory, expected, optional, model.architecture, "the file's metadata"
+    )
+    return {n: t for n, t in inventory.tensors.items() if n in expected}

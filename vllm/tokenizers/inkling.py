@@ -10,7 +10,7 @@ What users write is encoded with the recognition of special tokens off, so that 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from vllm.errors import ConfigError, Diagnostic, RequestError
@@ -42,12 +42,21 @@ MARKERS = (
 _ALIASES = {"content_xml": "unused_200024"}  # as some checkpoints spell it
 
 
+def _spellings(name: str) -> list[str]:
+    return [f"<|{spelling}|>" for spelling in (name, _ALIASES.get(name)) if spelling]
+
+
 def _id_of(tokenizer: Tokenizer, name: str) -> int | None:
-    for spelling in filter(None, (name, _ALIASES.get(name))):
-        token_id = tokenizer.backend.token_to_id(f"<|{spelling}|>")
+    for token in _spellings(name):
+        token_id = tokenizer.backend.token_to_id(token)
         if token_id is not None:
             return token_id
     return None
+
+
+def markers_absent_from(tokens: Container[str]) -> list[str]:
+    """Markers that are in no spelling among a tokenizer's tokens."""
+    return [name for name in MARKERS if not any(t in tokens for t in _spellings(name))]
 
 
 def missing_markers(tokenizer: Tokenizer) -> list[str]:
@@ -59,16 +68,19 @@ def marker_ids(tokenizer: Tokenizer) -> dict[str, int]:
     """Marker to id, looked up by name. Raises `ConfigError` naming those that are missing."""
     missing = missing_markers(tokenizer)
     if missing:
-        raise ConfigError(
-            Diagnostic(
-                "inkling-tokens",
-                "the tokenizer lacks tokens of Inkling's chat format",
-                why=f"missing: {', '.join(f'<|{name}|>' for name in missing)}",
-                fix="use the checkpoint's own tokenizer.json, or --tokenizer-mode hf",
-            )
-        )
+        raise ConfigError(markers_problem(missing))
     found = {name: _id_of(tokenizer, name) for name in MARKERS}
     return {name: token_id for name, token_id in found.items() if token_id is not None}
+
+
+def markers_problem(missing: list[str]) -> Diagnostic:
+    """The finding for markers that are missing."""
+    return Diagnostic(
+        "inkling-tokens",
+        "the tokenizer lacks tokens of Inkling's chat format",
+        why=f"missing: {', '.join(f'<|{name}|>' for name in missing)}",
+        fix="use the checkpoint's own tokenizer.json, or --tokenizer-mode hf",
+    )
 
 
 def effort_text(effort: Any) -> str:
