@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.machinery
 import importlib.util
 import json
@@ -123,3 +124,15 @@ def test_a_cpu_torch_on_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_pa
     installed_torch(monkeypatch, tmp_path, "cuda: Optional[str] = None")
     (found,) = check_torch("cuda", None)
     assert (found.code, int(found.exit_code)) == ("torch-without-cuda", 3)
+
+
+def test_no_process_is_forked() -> None:
+    """A fork of a process that has initialised CUDA, such as a notebook's, cannot use it."""
+    package = Path(environment.__file__).parents[1]
+    for file in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call):
+                name = ast.unparse(node.func)
+                assert name not in ("os.fork", "multiprocessing.Process", "mp.Process"), file
+                if name.endswith("get_context"):
+                    assert ast.unparse(node.args[0]) == "'spawn'", file

@@ -9,6 +9,7 @@ import io
 import json
 import random
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.tiny_models import tiny_checkpoint
+from tests.preflight.checkpoints import gguf_file
 from vllm.config.fields import flag_of
 from vllm.config.frontend import FrontendConfig
 from vllm.engine.arg_utils import ENGINE_CONFIGS, config_fields
@@ -181,37 +183,8 @@ def test_index_files(tmp_path: Path, index: Any) -> None:
 @functools.cache
 def small_gguf() -> bytes:
     """A whole GGUF file, header and data, with a vocabulary."""
-    import tempfile
-
-    import gguf
-    import numpy as np
-
-    with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
-        writer = gguf.GGUFWriter(file.name, "llama")
-        writer.add_block_count(1)
-        writer.add_context_length(128)
-        writer.add_embedding_length(32)
-        writer.add_feed_forward_length(64)
-        writer.add_head_count(4)
-        writer.add_head_count_kv(2)
-        writer.add_layer_norm_rms_eps(1e-5)
-        writer.add_tokenizer_model("gpt2")
-        writer.add_token_list([f"t{i}" for i in range(16)])
-        writer.add_token_types([1] * 16)
-        writer.add_token_merges(["t 1"])
-        writer.add_chat_template("{{ messages }}")
-        sizes = {"attn_q": (32, 32), "attn_k": (16, 32), "attn_v": (16, 32)}
-        sizes |= {"attn_output": (32, 32), "attn_norm": (32,), "ffn_norm": (32,)}
-        sizes |= {"ffn_gate": (64, 32), "ffn_up": (64, 32), "ffn_down": (32, 64)}
-        shapes = {f"blk.0.{n}.weight": s for n, s in sizes.items()}
-        shapes |= {"token_embd.weight": (16, 32), "output_norm.weight": (32,)}
-        for name, shape in shapes.items():
-            writer.add_tensor(name, np.zeros(shape, np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return Path(file.name).read_bytes()
+    with tempfile.TemporaryDirectory() as directory:
+        return gguf_file(Path(directory) / "m.gguf").read_bytes()
 
 
 def test_the_gguf_file_that_is_spoilt_is_whole(tmp_path: Path) -> None:

@@ -10,12 +10,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.fixtures.tiny_models import tiny_checkpoint
 from tests.nvml_stub import run_vllm
-from tests.preflight.checkpoints import Model
+from tests.preflight.checkpoints import Model, gguf_file
 from tests.preflight.test_codes import PACKAGE
 from vllm.config.hub import resolve_model
 from vllm.engine.arg_utils import EngineArgs
@@ -31,36 +30,6 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, set[
     status = main([*arguments, "--port", "0"])
     text = capsys.readouterr().err
     return status, set(re.findall(r"^(?:error|warning|info)\[([\w-]+)\]", text, re.M)), text
-
-
-def gguf_file(path: Path, **changes: Any) -> Path:
-    """A whole small GGUF file; `changes`: pre, model, tokens, drop (a tensor), shape, template."""
-    import gguf
-
-    writer = gguf.GGUFWriter(path, "llama")
-    sizes = {"context_length": 128, "embedding_length": 32, "feed_forward_length": 64}
-    for key, value in {**sizes, "block_count": 1, "head_count": 4, "head_count_kv": 2}.items():
-        getattr(writer, f"add_{key}")(value)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_tokenizer_model(changes.get("model", "gpt2"))
-    writer.add_tokenizer_pre(changes.get("pre", "default"))
-    writer.add_token_list([f"t{i}" for i in range(changes.get("tokens", 16))])
-    if changes.get("template", True):
-        writer.add_chat_template("{{ messages }}")
-    layer = {"attn_q": (32, 32), "attn_k": (16, 32), "attn_v": (16, 32), "attn_output": (32, 32),
-             "attn_norm": (32,), "ffn_norm": (32,), "ffn_gate": (64, 32), "ffn_up": (64, 32),
-             "ffn_down": (32, 64)}  # fmt: skip
-    shapes = {f"blk.0.{n}.weight": s for n, s in layer.items()}
-    shapes |= {"token_embd.weight": (16, 32), "output_norm.weight": (32,)}
-    shapes |= changes.get("shape", {})
-    for name, shape in shapes.items():
-        if name != changes.get("drop"):
-            writer.add_tensor(name, np.zeros(shape, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 GGUF: dict[str, tuple[dict[str, Any], int, set[str]]] = {
