@@ -48,9 +48,17 @@ def test_a_tokenizer_that_is_code_asks_for_trust(tmp_path: Path) -> None:
 def test_ids_must_fit_the_embedding_exactly(tmp_path: Path) -> None:
     tokenizer_json(tmp_path, {"a": 0, "b": 8}, [9])
     assert check_tokenizer(str(tmp_path), 10) == []
+    (found,) = check_tokenizer(str(tmp_path), 8)
+    assert (found.severity, found.code) == ("error", "tokenizer-vocabulary")
+    assert "ids up to 8, the embedding ends at 7" in found.subject
+
+
+def test_an_added_token_without_a_row_is_a_warning(tmp_path: Path) -> None:
+    """Models that were tuned with a [PAD] of their own run; only prompts with it cannot."""
+    tokenizer_json(tmp_path, {"a": 0, "b": 8, "<9>": 9}, [9])
     (found,) = check_tokenizer(str(tmp_path), 9)
-    assert found.code == "tokenizer-vocabulary"
-    assert "ids up to 9, the embedding ends at 8" in found.subject
+    assert (found.severity, found.code) == ("warning", "tokenizer-vocabulary")
+    assert found.subject == "prompts with <9> will be refused"
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"model": {"vocab": {"a": "x"}}}', "null"])

@@ -403,6 +403,7 @@ def test_a_cached_hub_id_is_found_without_the_hub(
         ("serve --port eight", "usage", "invalid int value"),
         ("preflight --hf-overrides [1]", "usage", "not a JSON object"),
         ("serve --max-model-len 8x", "usage", "give a number such as 8192, 8k or 8K"),
+        ("serve --enable-lora", "unknown-option", "no option --enable-lora"),
         ("srve", "unknown-command", "did you mean serve"),
         ("serve a --model b", "model-twice", "name one"),
         ("serve --speculative-config {}x", "usage", "not a JSON object"),

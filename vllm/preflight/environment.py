@@ -86,8 +86,28 @@ def check_tokenizer(path: str, embedding_rows: int, inkling: bool = False) -> li
         ]
     if content is None:
         return []
-    found = _check_size(_num_ids(content), embedding_rows, os.path.join(path, "tokenizer.json"))
+    file = os.path.join(path, "tokenizer.json")
+    found = _check_size(_num_ids(content), embedding_rows, file)
+    found = found or _check_added(content, embedding_rows, file)
     return [*found, *_check_markers(content)] if inkling else found
+
+
+def _check_added(content: _TokenizerFile, embedding_rows: int, file: str) -> list[Diagnostic]:
+    """Added tokens without a row, such as a [PAD] of training: all other text can be served."""
+    beyond = [t.content or str(t.id) for t in content.added_tokens if t.id >= embedding_rows]
+    if not beyond:
+        return []
+    more = f" and {len(beyond) - 3} more" if len(beyond) > 3 else ""
+    return [
+        Diagnostic(
+            "tokenizer-vocabulary",
+            f"prompts with {', '.join(beyond[:3])}{more} will be refused",
+            why=f"the ids of these added tokens are beyond the embedding's {embedding_rows:,} rows",
+            where=file,
+            fix="nothing to do if no prompt needs them",
+            severity="warning",
+        )
+    ]
 
 
 def _check_markers(content: _TokenizerFile) -> list[Diagnostic]:
@@ -146,12 +166,11 @@ def _read_tokenizer(file: str) -> _TokenizerFile:
 
 
 def _num_ids(content: _TokenizerFile) -> int:
-    vocab = content.model.vocab
-    if isinstance(vocab, dict):
-        size = max(vocab.values(), default=-1) + 1
-    else:  # Unigram lists its pieces in the order of their ids
-        size = len(vocab)
-    return max(size, max((t.id for t in content.added_tokens), default=-1) + 1)
+    """One more than the highest id of the vocabulary proper."""
+    vocab, added = content.model.vocab, {t.id for t in content.added_tokens}
+    if not isinstance(vocab, dict):  # Unigram lists its pieces in the order of their ids
+        return len(vocab)
+    return max(set(vocab.values()) - added, default=-1) + 1
 
 
 def _no_tokenizer(path: str) -> Diagnostic:
