@@ -33,16 +33,15 @@ class BuildWithCMake(build_py):
 
 CPU_KERNELS = Extension(
     "vllm._cpu_kernels",
-    ["csrc/cpu/paged_attention.cpp", "csrc/cpu/norm.cpp"],
-    depends=["csrc/cpu/numbers.h"],
+    [f"csrc/cpu/{name}.cpp" for name in ("paged_attention", "norm")],
+    depends=["csrc/cpu/numbers.h", "csrc/cpu/norm.h"],
     extra_compile_args=[
         "-O3",
         "-std=c++17",
+        "-fno-strict-aliasing",
         "-fopenmp",
         "-fno-math-errno",
         "-fno-trapping-math",
-        "-fassociative-math",
-        "-fno-signed-zeros",
         f"-march={os.environ.get('VLLM_CPU_ARCH', 'native')}",
     ],
     extra_link_args=["-fopenmp"],

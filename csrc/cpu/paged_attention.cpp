@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decode attention over a paged cache on the CPU: one query token a request, K and V read once
-// and where they lie. A plain C interface over pointers, so that no torch header is needed and
-// one build serves every torch release; vllm/attention/ops/cpu_decode.py calls it.
+// Attention over a paged cache on the CPU; K and V are read where they lie. A plain C interface
+// over pointers, so that no torch header is needed and one build serves every torch release;
+// vllm/attention/ops/cpu_attention.py calls it.
 //
-//   out[r, h] = sum_s softmax_s(scale q[r, h] k[s, h / group] + bias[r, h, t - s]) v[s, h / group]
+//   out[t, h] = sum_s softmax_s(scale q[t, h] k[s, h / group] + bias[t, h, p - s]) v[s, h / group]
 //
-// with t the request's last position, s <= t within the window, bias 0 beyond its extent.
+// with p the position of token t, s <= p within the window, bias 0 beyond its extent.
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <omp.h>
@@ -25,156 +26,301 @@ struct Shape {
   float scale;
 };
 
-// Sixteen floats at a time, as GCC and Clang spell it on every processor.
-typedef float Vector __attribute__((vector_size(64)));
-constexpr int64_t kLanes = 16;
-
-inline Vector load(const float* p) {
-  Vector v;
-  std::memcpy(&v, p, sizeof(v));
-  return v;
-}
-
-inline Vector load(const BFloat16* p) {
-  typedef uint16_t Half __attribute__((vector_size(32)));
-  typedef uint32_t Word __attribute__((vector_size(64)));
-  Half half;
-  std::memcpy(&half, p, sizeof(half));
-  return reinterpret_cast<Vector>(__builtin_convertvector(half, Word) << 16);
-}
-
-inline float total(Vector v) {
-  typedef float Half __attribute__((vector_size(32)));
-  typedef float Quarter __attribute__((vector_size(16)));
-  Half half[2];
-  std::memcpy(half, &v, sizeof(v));
-  const Half eight = half[0] + half[1];
-  Quarter quarter[2];
-  std::memcpy(quarter, &eight, sizeof(eight));
-  const Quarter four = quarter[0] + quarter[1];
-  return (four[0] + four[1]) + (four[2] + four[3]);
-}
-
-// scores[j] = query . k[j] for the `count` rows of a block; `dim` is a multiple of kLanes.
 template <typename T>
-inline void score(float* scores, const float* query, const T* k, int64_t row, int64_t count,
-                  int64_t dim) {
-  for (int64_t j = 0; j < count; ++j, k += row) {
-    Vector sum = load(query) * load(k);
-    for (int64_t i = kLanes; i < dim; i += kLanes) sum += load(query + i) * load(k + i);
-    scores[j] = total(sum);
-  }
-}
+struct Tensors {
+  T* out;
+  const T *q, *k_cache, *v_cache, *rel;
+};
 
-// sums += sum_j weights[j] v[j]; the sum of sixteen columns stays in a register.
+// Tokens [first, last) of a request and KV heads [head, end): what one thread does at a time.
+struct Task {
+  int64_t first, last, head, end;
+  const int32_t* table;
+  int64_t position;  // of the first token
+};
+
+// Query tokens that share a reading of K and V.
+constexpr int64_t kTileTokens = 8;
+
+// Blocks lie anywhere, so the processor does not guess the next one. Towards the second cache:
+// `width` values of each of `count` rows.
 template <typename T>
-inline void add_weighted(float* sums, const float* weights, const T* v, int64_t row, int64_t count,
-                         int64_t dim) {
-  for (int64_t i = 0; i < dim; i += kLanes) {
-    Vector sum = load(sums + i);
-    for (int64_t j = 0; j < count; ++j) sum += load(v + j * row + i) * weights[j];
-    std::memcpy(sums + i, &sum, sizeof(sum));
+inline void prefetch(const T* rows, int64_t row, int64_t count, int64_t width) {
+  for (int64_t j = 0; j < count; ++j) {
+    for (int64_t i = 0; i < width; i += 64 / sizeof(T)) __builtin_prefetch(rows + j * row + i, 0, 2);
   }
 }
 
-// e^x for x <= 0 to about 2 ulp, in operations that vectorise (Cephes' expf; the C library's
-// is a call a value). NaN stays NaN.
-inline float exp_negative(float x) {
-  const float clamped = x < -87.0f ? -87.0f : x;
-  const float n = std::nearbyint(clamped * 1.44269504f);
-  const float r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  const int32_t bits = (static_cast<int32_t>(n) + 127) << 23;
-  float power;
-  std::memcpy(&power, &bits, sizeof(power));
-  return p * power;
-}
-
-// Scores to weights that are not normalised yet; returns their sum.
-inline float exponentiate(float* scores, int64_t count) {
-  float largest = -INFINITY, sum = 0.0f;
-#pragma omp simd reduction(max : largest)
-  for (int64_t i = 0; i < count; ++i) largest = std::max(largest, scores[i]);
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < count; ++i) {
-    scores[i] = exp_negative(scores[i] - largest);
-    sum += scores[i];
-  }
+// Lanewise sums of a . b.
+inline Vector dot(const float* a, const float* b, int64_t dim) {
+  Vector sum = load(a) * load(b);
+  for (int64_t i = kLanes; i < dim; i += kLanes) sum += load(a + i) * load(b + i);
   return sum;
 }
 
-// Heads [head, end) of the KV heads of one request. A row of K or V is read once for all of
-// them and for the query heads that share them.
+inline Vector dot(const BFloat16* a, const BFloat16* b, int64_t dim) {
+  Vector sum{};
+  int64_t i = 0;
+#ifdef __AVX512BF16__
+  for (; i + 2 * kLanes <= dim; i += 2 * kLanes) {
+    const auto x = reinterpret_cast<__m512bh>(_mm512_loadu_si512(a + i));
+    const auto y = reinterpret_cast<__m512bh>(_mm512_loadu_si512(b + i));
+    sum = reinterpret_cast<Vector>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), x, y));
+  }
+#endif
+  for (; i < dim; i += kLanes) sum += load(a + i) * load(b + i);
+  return sum;
+}
+
+// A step of summing the lanes of many vectors at once: of every 2 kHalf lanes of x and of y the
+// two halves are added, x's sums before y's.
+template <int kHalf, int... kLane>
+inline Vector fold(Vector x, Vector y, std::integer_sequence<int, kLane...>) {
+  constexpr int kWide = kLanes;
+  return __builtin_shufflevector(
+             x, y, (kLane % (2 * kHalf) < kHalf ? kLane : kLane - kHalf + kWide)...) +
+         __builtin_shufflevector(
+             x, y, (kLane % (2 * kHalf) < kHalf ? kLane + kHalf : kLane + kWide)...);
+}
+
+template <int kHalf>
+inline void fold_pairs(Vector* v) {
+  for (int i = 0; i < kHalf; ++i) {
+    v[i] = fold<kHalf>(v[i], v[i + kHalf], std::make_integer_sequence<int, kLanes>());
+  }
+}
+
+// scores[j] = scale query . k[j] for `count` <= kLanes rows; all kLanes scores are written.
 template <typename T>
-void attend(const Shape& s, int64_t head, int64_t end, T* out, const T* q, const T* k_cache,
-            const T* v_cache, const int32_t* table, int64_t length, const T* rel,
-            std::vector<float>& scratch) {
-  const int64_t group = s.num_heads / s.num_kv_heads, dim = s.head_dim;
-  const int64_t row = s.num_kv_heads * dim, rows = (end - head) * group;
-  const int64_t first = s.window > 0 ? std::max<int64_t>(0, length - s.window) : 0;
-  const int64_t count = length - first;
-  scratch.resize(rows * (2 * dim + count + 1));
-  float* queries = scratch.data();
-  float* sums = queries + rows * dim;
-  float* scores = sums + rows * dim;
-  float* totals = scores + rows * count;
-  for (int64_t r = 0; r < rows; ++r) {
-    const T* query = q + (head * group + r) * s.q_stride_head;
-    for (int64_t i = 0; i < dim; ++i) queries[r * dim + i] = s.scale * to_float(query[i]);
-  }
-  // A block at a time: its rows stay in the nearest cache for every query head.
-  for (int64_t key = first, next; key < length; key = next) {
-    next = std::min(length, (key / s.block_size + 1) * s.block_size);
-    const T* k = k_cache + (table[key / s.block_size] * s.block_size + key % s.block_size) * row;
-    for (int64_t r = 0; r < rows; ++r) {
-      score(scores + r * count + key - first, queries + r * dim, k + (head + r / group) * dim, row,
-            next - key, dim);
+inline void score(float* scores, const T* query, const T* k, int64_t row, int64_t count,
+                  int64_t dim, float scale) {
+  Vector sums[kLanes];
+  for (int64_t j = 0; j < kLanes; ++j) sums[j] = dot(query, k + std::min(j, count - 1) * row, dim);
+  fold_pairs<8>(sums);
+  fold_pairs<4>(sums);
+  fold_pairs<2>(sums);
+  fold_pairs<1>(sums);
+  store(sums[0] * scale, scores);
+}
+
+// What softmax weights are held in for V of type T.
+#ifdef __AVX512BF16__
+template <typename T>
+using Weight = T;
+#else
+template <typename T>
+using Weight = float;
+#endif
+
+// sums[r] += sum_j weights[r, j] v[j] for kRows query rows and 16 kVectors columns; a row of V is
+// read once for all of them, and the sums stay in registers.
+template <int kRows, int kVectors, typename T>
+inline void add_weighted(float* sums, int64_t sums_row, const Weight<T>* weights,
+                         int64_t weights_row, const T* v, int64_t v_row, int64_t count) {
+  Vector held[kRows][kVectors] = {};
+  for (int64_t j = 0; j < count; ++j, v += v_row) {
+    for (int i = 0; i < kVectors; ++i) {
+      const Vector value = load(v + i * kLanes);
+      for (int r = 0; r < kRows; ++r) held[r][i] += value * to_float(weights[r * weights_row + j]);
     }
   }
-  const int64_t biased = std::max(first, length - s.extent);
-  for (int64_t r = 0; rel != nullptr && r < rows; ++r) {
-    const T* bias = rel + (head * group + r) * s.rel_stride_head;
-    for (int64_t key = biased; key < length; ++key) {
-      scores[r * count + key - first] += to_float(bias[length - 1 - key]);
+  for (int r = 0; r < kRows; ++r) {
+    float* target = sums + r * sums_row;
+    for (int i = 0; i < kVectors; ++i, target += kLanes) store(load(target) + held[r][i], target);
+  }
+}
+
+#ifdef __AVX512BF16__
+// The same for an even number of vectors and two rows of V at a time, their values side by side
+// as the instruction takes them, which leaves the columns in another order while they are summed.
+template <int kRows, int kVectors>
+inline void add_weighted_pairs(float* sums, int64_t sums_row, const BFloat16* weights,
+                               int64_t weights_row, const BFloat16* v, int64_t v_row,
+                               int64_t count) {
+  __m512 held[kRows][kVectors] = {};
+  for (int64_t j = 0; j < count; j += 2, v += 2 * v_row) {
+    for (int i = 0; i < kVectors; i += 2) {
+      const __m512i even = _mm512_loadu_si512(v + i * kLanes);
+      const __m512i odd = j + 1 < count ? _mm512_loadu_si512(v + v_row + i * kLanes) : __m512i{};
+      const auto low = reinterpret_cast<__m512bh>(_mm512_unpacklo_epi16(even, odd));
+      const auto high = reinterpret_cast<__m512bh>(_mm512_unpackhi_epi16(even, odd));
+      for (int r = 0; r < kRows; ++r) {
+        int32_t both;
+        std::memcpy(&both, weights + r * weights_row + j, sizeof(both));
+        const auto pair = reinterpret_cast<__m512bh>(_mm512_set1_epi32(both));
+        held[r][i] = _mm512_dpbf16_ps(held[r][i], low, pair);
+        held[r][i + 1] = _mm512_dpbf16_ps(held[r][i + 1], high, pair);
+      }
     }
   }
-  for (int64_t r = 0; r < rows; ++r) totals[r] = exponentiate(scores + r * count, count);
-  std::fill(sums, sums + rows * dim, 0.0f);
-  for (int64_t key = first, next; key < length; key = next) {
-    next = std::min(length, (key / s.block_size + 1) * s.block_size);
-    const T* v = v_cache + (table[key / s.block_size] * s.block_size + key % s.block_size) * row;
-    for (int64_t r = 0; r < rows; ++r) {
-      add_weighted(sums + r * dim, scores + r * count + key - first, v + (head + r / group) * dim,
-                   row, next - key, dim);
+  for (int r = 0; r < kRows; ++r) {
+    float* target = sums + r * sums_row;
+    for (int i = 0; i < kVectors; i += 2, target += 2 * kLanes) {
+      const auto low = reinterpret_cast<Vector>(held[r][i]);
+      const auto high = reinterpret_cast<Vector>(held[r][i + 1]);
+      const Vector first = __builtin_shufflevector(low, high, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6,
+                                                   7, 20, 21, 22, 23);
+      const Vector second = __builtin_shufflevector(low, high, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13,
+                                                    14, 15, 28, 29, 30, 31);
+      store(load(target) + first, target);
+      store(load(target + kLanes) + second, target + kLanes);
     }
   }
-  T* target = out + head * group * dim;
-  for (int64_t i = 0; i < rows * dim; ++i) from_float(sums[i] / totals[i / dim], target + i);
+}
+#endif
+
+// The same for any number of rows and a whole head.
+template <typename T>
+inline void add_weighted(float* sums, int64_t rows, const Weight<T>* weights, int64_t weights_row,
+                         const T* v, int64_t v_row, int64_t count, int64_t dim) {
+  const auto tile = [&](auto num_rows, auto num_vectors, int64_t r, int64_t i) {
+    constexpr int kRows = decltype(num_rows)::value, kVectors = decltype(num_vectors)::value;
+    float* target = sums + r * dim + i;
+    const Weight<T>* own = weights + r * weights_row;
+#ifdef __AVX512BF16__
+    if constexpr (std::is_same_v<T, BFloat16> && kVectors % 2 == 0) {
+      add_weighted_pairs<kRows, kVectors>(target, dim, own, weights_row, v + i, v_row, count);
+      return;
+    }
+#endif
+    add_weighted<kRows, kVectors>(target, dim, own, weights_row, v + i, v_row, count);
+  };
+  const auto rows_of = [&](auto num_vectors, int64_t i) {
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4) tile(std::integral_constant<int, 4>{}, num_vectors, r, i);
+    for (; r + 2 <= rows; r += 2) tile(std::integral_constant<int, 2>{}, num_vectors, r, i);
+    for (; r < rows; ++r) tile(std::integral_constant<int, 1>{}, num_vectors, r, i);
+  };
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= dim; i += 4 * kLanes) rows_of(std::integral_constant<int, 4>{}, i);
+  for (; i < dim; i += kLanes) rows_of(std::integral_constant<int, 1>{}, i);
+}
+
+// Scores [first, end) to weights that are not normalised yet, in their place, and those outside to
+// 0; returns their sum. `size`, a multiple of kLanes, holds them all.
+template <typename T>
+inline float exponentiate(float* scores, int64_t first, int64_t end, int64_t size) {
+  std::fill(scores, scores + first, -INFINITY);
+  std::fill(scores + end, scores + size, -INFINITY);
+  Vector largest = load(scores);
+  for (int64_t i = kLanes; i < size; i += kLanes) {
+    const Vector next = load(scores + i);
+    largest = next > largest ? next : largest;
+  }
+  float maximum = largest[0];
+  for (int64_t i = 1; i < kLanes; ++i) maximum = std::max(maximum, largest[i]);
+  auto* weights = reinterpret_cast<Weight<T>*>(scores);
+  Vector sum{};
+  for (int64_t i = 0; i < size; i += kLanes) {
+    const Vector weight = exp_negative(load(scores + i) - maximum);
+    store(weight, weights + i);
+    sum += weight;
+  }
+  return total(sum);
 }
 
 template <typename T>
-void decode(const Shape& s, T* out, const T* q, const T* k_cache, const T* v_cache,
-            const int32_t* block_table, const int32_t* seq_lens, const T* rel) {
-  // All heads of a request together read memory in order; few requests are cut by heads.
-  const int64_t cuts = s.num_reqs >= 2 * omp_get_max_threads() ? 1 : s.num_kv_heads;
-  const int64_t heads = s.num_kv_heads / cuts;
+void attend(const Shape& s, const Task& task, const Tensors<T>& t, std::vector<float>& scratch) {
+  const int64_t group = s.num_heads / s.num_kv_heads, dim = s.head_dim;
+  const int64_t tokens = task.last - task.first;
+  const int64_t rows_each = tokens * group, rows = (task.end - task.head) * rows_each;
+  const int64_t row = s.num_kv_heads * dim, length = task.position + tokens;
+  const int64_t oldest = s.window > 0 ? std::max<int64_t>(0, task.position + 1 - s.window) : 0;
+  // Keys are counted from the block of the oldest, scores are padded to whole vectors.
+  const int64_t base = oldest / s.block_size * s.block_size;
+  const int64_t size = (length - base + kLanes - 1) / kLanes * kLanes;
+  const int64_t stride = size + kLanes;
+  scratch.resize(rows * (dim + stride + 1));
+  float* sums = scratch.data();
+  float* scores = sums + rows * dim;
+  float* totals = scores + rows * stride;
+  const auto place = [&](int64_t key) {
+    return (task.table[key / s.block_size] * s.block_size + key % s.block_size) * row;
+  };
+  // Keys up to here lie in one block and fill one vector of scores.
+  const auto upto = [&](int64_t key) {
+    return std::min({length, key / s.block_size * s.block_size + s.block_size, key + kLanes});
+  };
+  // Row (h, i, g) is query head h * group + g of token i. A block at a time: its rows stay in the
+  // nearest cache for every query.
+  for (int64_t key = base, next; key < length; key = next) {
+    next = upto(key);
+    const T* k = t.k_cache + place(key);
+    const int64_t ahead = next < length ? next : oldest;
+    const T* coming = (next < length ? t.k_cache : t.v_cache) + place(ahead);
+    for (int64_t head = task.head; head < task.end; ++head) {
+      prefetch(coming + head * dim, row, upto(ahead) - ahead, dim);
+      for (int64_t i = 0; i < rows_each; ++i) {
+        const T* query = t.q + (task.first + i / group) * s.q_stride_token +
+                         (head * group + i % group) * s.q_stride_head;
+        score(scores + ((head - task.head) * rows_each + i) * stride + key - base, query,
+              k + head * dim, row, next - key, dim, s.scale);
+      }
+    }
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t index = r % rows_each / group, last = task.position + index;
+    const int64_t first = s.window > 0 ? std::max(oldest, last + 1 - s.window) : 0;
+    float* own = scores + r * stride;
+    if (t.rel != nullptr) {
+      const int64_t head = (task.head + r / rows_each) * group + r % group;
+      const T* bias = t.rel + (task.first + index) * s.rel_stride_token + head * s.rel_stride_head;
+      for (int64_t key = std::max(first, last + 1 - s.extent); key <= last; ++key) {
+        own[key - base] += to_float(bias[last - key]);
+      }
+    }
+    totals[r] = exponentiate<T>(own, first - base, last + 1 - base, size);
+  }
+  std::fill(sums, sums + rows * dim, 0.0f);
+  const int64_t weights_row = stride * sizeof(float) / sizeof(Weight<T>);
+  for (int64_t key = oldest, next; key < length; key = next) {
+    next = upto(key);
+    const T* v = t.v_cache + place(key);
+    const T* coming = next < length ? t.v_cache + place(next) : nullptr;
+    for (int64_t head = task.head; head < task.end; ++head) {
+      const int64_t r = (head - task.head) * rows_each;
+      if (coming != nullptr) prefetch(coming + head * dim, row, upto(next) - next, dim);
+      const auto* weights = reinterpret_cast<const Weight<T>*>(scores + r * stride) + key - base;
+      add_weighted(sums + r * dim, rows_each, weights, weights_row, v + head * dim, row,
+                   next - key, dim);
+    }
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t head = (task.head + r / rows_each) * group + r % group;
+    T* target = t.out + ((task.first + r % rows_each / group) * s.num_heads + head) * dim;
+    // The largest weight is 1, so only a request without keys has a smaller total: it gets zeros.
+    const float whole = std::max(totals[r], 1.0f);
+    for (int64_t i = 0; i < dim; i += kLanes) store(load(sums + r * dim + i) / whole, target + i);
+  }
+}
+
+// Whole requests that decode, while there are enough of them, so that memory is read in order;
+// else a KV head at a time, a prompt in tiles.
+std::vector<Task> divide(const Shape& s, const int32_t* block_table, const int32_t* starts,
+                         const int32_t* seq_lens) {
+  std::vector<Task> tasks;
+  const bool many = s.num_reqs >= 2 * omp_get_max_threads();
+  for (int64_t r = 0; r < s.num_reqs; ++r) {
+    const int64_t history = seq_lens[r] - (starts[r + 1] - starts[r]);
+    const int64_t heads = many && starts[r + 1] - starts[r] == 1 ? s.num_kv_heads : 1;
+    for (int64_t head = 0; head < s.num_kv_heads; head += heads) {
+      for (int64_t first = starts[r]; first < starts[r + 1]; first += kTileTokens) {
+        const int64_t last = std::min<int64_t>(starts[r + 1], first + kTileTokens);
+        tasks.push_back({first, last, head, head + heads, block_table + r * s.table_stride,
+                         history + first - starts[r]});
+      }
+    }
+  }
+  return tasks;
+}
+
+template <typename T>
+void attention(const Shape& s, const Tensors<T>& tensors, const std::vector<Task>& tasks) {
 #pragma omp parallel
   {
     std::vector<float> scratch;
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t task = 0; task < s.num_reqs * cuts; ++task) {
-      const int64_t r = task / cuts, head = task % cuts * heads;
-      if (seq_lens[r] == 0) continue;
-      attend(s, head, head + heads, out + r * s.num_heads * s.head_dim, q + r * s.q_stride_token,
-             k_cache, v_cache, block_table + r * s.table_stride, seq_lens[r],
-             rel == nullptr ? nullptr : rel + r * s.rel_stride_token, scratch);
-    }
+    for (size_t i = 0; i < tasks.size(); ++i) attend(s, tasks[i], tensors, scratch);
   }
 }
 
@@ -183,22 +329,23 @@ void decode(const Shape& s, T* out, const T* q, const T* k_cache, const T* v_cac
 extern "C" {
 
 // Head widths must be a multiple of this.
-int64_t vllm_decode_lanes() { return kLanes; }
+int64_t vllm_attention_lanes() { return kLanes; }
 
 // is_bfloat16: 0 for float32. `sizes` in the order of Shape; rel may be null.
-void vllm_paged_decode(int is_bfloat16, void* out, const void* q, const void* k_cache,
-                       const void* v_cache, const int32_t* block_table, const int32_t* seq_lens,
-                       const void* rel, const int64_t* sizes, float scale) {
-  Shape s{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4],  sizes[5], sizes[6],
-          sizes[7], sizes[8], sizes[9], sizes[10], sizes[11], scale};
-  if (is_bfloat16) {
-    using T = BFloat16;
-    decode(s, static_cast<T*>(out), static_cast<const T*>(q), static_cast<const T*>(k_cache),
-           static_cast<const T*>(v_cache), block_table, seq_lens, static_cast<const T*>(rel));
-  } else {
-    using T = float;
-    decode(s, static_cast<T*>(out), static_cast<const T*>(q), static_cast<const T*>(k_cache),
-           static_cast<const T*>(v_cache), block_table, seq_lens, static_cast<const T*>(rel));
-  }
+void vllm_paged_attention(int is_bfloat16, void* out, const void* q, const void* k_cache,
+                          const void* v_cache, const int32_t* block_table, const int32_t* starts,
+                          const int32_t* seq_lens, const void* rel, const int64_t* sizes,
+                          float scale) {
+  const Shape s{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4],  sizes[5], sizes[6],
+                sizes[7], sizes[8], sizes[9], sizes[10], sizes[11], scale};
+  const std::vector<Task> tasks = divide(s, block_table, starts, seq_lens);
+  const auto run = [&](auto number) {
+    using T = decltype(number);
+    attention<T>(s,
+                 {static_cast<T*>(out), static_cast<const T*>(q), static_cast<const T*>(k_cache),
+                  static_cast<const T*>(v_cache), static_cast<const T*>(rel)},
+                 tasks);
+  };
+  is_bfloat16 ? run(BFloat16{}) : run(float{});
 }
 }

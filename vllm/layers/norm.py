@@ -43,7 +43,7 @@ class RMSNorm(nn.Module):
 
             normed = rms_norm(x, self.weight, self.eps, residual)
             return normed if residual is None else (normed, residual)
-        if cpu.can_norm(x):
+        if cpu.has_kernels(x.dtype) and x.stride(-1) == 1 and x.dim() in (2, 3):
             normed = cpu.rms_norm(x, self.weight, self.eps, residual)
             return normed if residual is None else (normed, residual)
         if residual is None:

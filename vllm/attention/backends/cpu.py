@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention on the CPU: all decoding requests at once, prompts one by one.
+"""Attention on the CPU: the C++ kernel where it was built and has the head width, else torch.
 
-Decoding takes the C++ kernel where it was built. Without it a decode step gathers each
-request's rows into a padded (requests, keys) batch; the query heads that share a KV head take
-the place of query positions, so that no key is copied.
+In torch all decoding requests are computed at once, prompts one by one. A decode step gathers
+each request's rows into a padded (requests, keys) batch; the query heads that share a KV head
+take the place of query positions, so that no key is copied.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from vllm.attention.metadata import ForwardContext, GroupMetadata
-from vllm.attention.ops.cpu_decode import can_decode, paged_decode
+from vllm.attention.ops.cpu_attention import can_attend, paged_attention
 
 if TYPE_CHECKING:
     from vllm.layers.attention import Attention
@@ -39,6 +39,18 @@ class CpuAttention:
         rel_logits: torch.Tensor | None,
     ) -> torch.Tensor:
         """(num_tokens, heads, head_dim)."""
+        if can_attend(q.dtype, layer.head_dim):
+            return paged_attention(
+                q,
+                layer.k_cache,
+                layer.v_cache,
+                group.block_table,
+                fwd.seq_lens,
+                fwd.query_start_loc,
+                layer.scale,
+                layer.window,
+                rel_logits,
+            )
         split = fwd.num_decode_reqs
         if split == fwd.num_reqs:
             return _decode(layer, q, fwd, group, rel_logits, split)
@@ -66,17 +78,6 @@ def _decode(
     num_reqs: int,
 ) -> torch.Tensor:
     """One query token for each of the first `num_reqs` requests."""
-    if can_decode(q.dtype, layer.head_dim):
-        return paged_decode(
-            q,
-            layer.k_cache,
-            layer.v_cache,
-            group.block_table,
-            fwd.seq_lens,
-            layer.scale,
-            layer.window,
-            rel_logits,
-        )
     key = f"decode_{layer.group}"
     if key not in fwd.derived:
         fwd.derived[key] = _decode_plan(layer, fwd, group, num_reqs)

@@ -28,17 +28,19 @@ def cpu_kernels() -> Any:
         return None
     library = ctypes.CDLL(found[0])
     pointer, size = ctypes.c_void_p, ctypes.c_int64
-    library.vllm_paged_decode.argtypes = [ctypes.c_int, *[pointer] * 8, ctypes.c_float]
-    library.vllm_paged_decode.restype = None
-    library.vllm_decode_lanes.restype = size
-    library.vllm_rms_norm.argtypes = [ctypes.c_int, *[pointer] * 4, *[size] * 5, ctypes.c_float]
-    library.vllm_rms_norm.restype = None
+    library.vllm_attention_lanes.restype = size
+    for name, arguments in {
+        "vllm_paged_attention": [*[pointer] * 9, ctypes.c_float],
+        "vllm_rms_norm": [*[pointer] * 4, *[size] * 5, ctypes.c_float],
+    }.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = [ctypes.c_int, *arguments], None
     return library
 
 
-def can_norm(x: torch.Tensor) -> bool:
-    """Whether the kernel takes rows like these."""
-    return x.dtype in DTYPES and x.stride(-1) == 1 and x.dim() in (2, 3) and bool(cpu_kernels())
+def has_kernels(dtype: torch.dtype) -> bool:
+    """Whether the kernels were built, and compute in `dtype`."""
+    return dtype in DTYPES and cpu_kernels() is not None
 
 
 def rms_norm(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C++ decode kernel and the torch form that replaces it, against the float32 reference."""
+"""The C++ attention kernel and the torch form that replaces it, against the float32 reference."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.kernels import cases
 from vllm.attention.backends import cpu
 from vllm.attention.backends.cpu import CpuAttention
 from vllm.attention.metadata import ForwardContext, GroupMetadata
-from vllm.attention.ops.cpu_decode import can_decode
+from vllm.attention.ops import cpu_attention
+from vllm.attention.ops.cpu_attention import can_attend
 from vllm.attention.ops.reference import paged_attention
 
 CASES = [
@@ -29,10 +31,10 @@ CASES = [
 def test_the_kernel_is_built_where_a_compiler_is() -> None:
     if shutil.which("g++") is None:
         pytest.skip("no g++: the package installs without the kernel")
-    assert can_decode(torch.float32, 64)
-    assert can_decode(torch.bfloat16, 128)
-    assert not can_decode(torch.float16, 64)
-    assert not can_decode(torch.float32, 12)
+    assert can_attend(torch.float32, 64)
+    assert can_attend(torch.bfloat16, 128)
+    assert not can_attend(torch.float16, 64)
+    assert not can_attend(torch.float32, 12)
 
 
 @pytest.mark.parametrize("kernel", [True, False], ids=["c++", "torch"])
@@ -42,10 +44,10 @@ def test_decode_equals_the_reference(
     case: tuple, dtype: torch.dtype, kernel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heads, kv_heads, dim, size, window, extent, lengths = case
-    if kernel and not can_decode(dtype, dim):
+    if kernel and not can_attend(dtype, dim):
         pytest.skip("the kernel is not built here")
     if not kernel:
-        monkeypatch.setattr(cpu, "can_decode", lambda *_: False)
+        monkeypatch.setattr(cpu, "can_attend", lambda *_: False)
     torch.manual_seed(0)
     width, count = -(-max(lengths) // size), len(lengths)
     shape = (1 + count * width, size, kv_heads, dim)
@@ -97,3 +99,28 @@ def test_decode_equals_the_reference(
     )
     tolerance = 2e-6 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(got.float(), want, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", cases.CASES)
+def test_the_kernel_passes_the_shared_table(name: str, dtype: torch.dtype) -> None:
+    case = cases.CASES[name]
+    if not can_attend(dtype, case.head_dim):
+        pytest.skip("the kernel is not built here")
+    batch = cases.build(case, dtype)
+    wide = torch.float64 if dtype == torch.float32 else torch.float32
+    want, peer = (torch.empty(batch.q.shape, dtype=t) for t in (wide, dtype))
+    paged_attention(want, **batch.arguments(), compute_dtype=wide)
+    paged_attention(peer, **batch.arguments(), compute_dtype=dtype)
+    got = cpu_attention.paged_attention(
+        batch.q,
+        batch.k_cache,
+        batch.v_cache,
+        batch.block_table,
+        batch.seq_lens,
+        batch.query_start_loc,
+        batch.scale,
+        batch.window,
+        batch.rel_logits,
+    )
+    cases.assert_close(name, got, want, peer)
