@@ -33,7 +33,7 @@ class BuildWithCMake(build_py):
 
 CPU_KERNELS = Extension(
     "vllm._cpu_kernels",
-    [f"csrc/cpu/{name}.cpp" for name in ("paged_attention", "norm")],
+    [f"csrc/cpu/{name}.cpp" for name in ("paged_attention", "norm", "rotary", "elementwise")],
     depends=["csrc/cpu/numbers.h", "csrc/cpu/norm.h"],
     extra_compile_args=[
         "-O3",

@@ -92,7 +92,9 @@ def layer_jobs() -> Iterator[Job]:
     yield "cache", reshape_and_cache_kernel, {"HEAD_DIM": 128, "ROW": 1024, "BLOCK": 1024}, 4, 3
     rotary: dict[str, object] = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "BLOCK_HEADS": 8}
     halves = {"HALF": 64, "BLOCK_HALF": 64}
-    yield "rotary", rotary_and_cache_kernel, rotary | halves, 2, 3
+    for norms in (False, True):
+        constants = rotary | halves | {"HAS_NORMS": norms}
+        yield f"rotary norms={norms}", rotary_and_cache_kernel, constants, 2, 3
     for block_m, weighted in ((16, False), (32, True), (64, True), (128, False)):
         blocks: dict[str, object] = {"BLOCK_M": block_m, "BLOCK_N": 128, "BLOCK_K": 64}
         sizes: dict[str, object] = {"N": 4096, "K": 2048, "TOP_K": 6, "WEIGHTED": weighted}

@@ -40,8 +40,11 @@ def test_silu_and_mul_halves_its_rows(inner: int) -> None:
     torch.testing.assert_close(silu_and_mul(x), F.silu(x[:, :inner]) * x[:, inner:])
 
 
+@pytest.mark.parametrize("head_norm", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (6, 3), (5, 1)])
-def test_rotary_turns_halves_and_stores_keys_and_values(heads: int, kv_heads: int) -> None:
+def test_rotary_turns_halves_and_stores_keys_and_values(
+    heads: int, kv_heads: int, head_norm: bool
+) -> None:
     merged = randn(5, heads + 2 * kv_heads, 16)
     qk, v = merged[:, : heads + kv_heads], merged[:, heads + kv_heads :]
     positions = torch.tensor([0, 3, 100, 7, 9], device=DEVICE)
@@ -49,7 +52,12 @@ def test_rotary_turns_halves_and_stores_keys_and_values(heads: int, kv_heads: in
     frequencies = 10000.0 ** -(torch.arange(0, 16, 2, device=DEVICE) / 16)
     k_cache = torch.full((4, 8, kv_heads, 16), -1.0, device=DEVICE)
     v_cache = k_cache.clone()
-    got = rotary_and_cache(qk, v, k_cache, v_cache, slots, positions, frequencies, 1.5)
+    weights = randn(2, 16)
+    norms = (weights[0], weights[1], 1e-2) if head_norm else None
+    got = rotary_and_cache(qk, v, k_cache, v_cache, slots, positions, frequencies, 1.5, norms)
+    if head_norm:
+        q = F.rms_norm(qk[:, :heads], (16,), weights[0], 1e-2)
+        qk = torch.cat([q, F.rms_norm(qk[:, heads:], (16,), weights[1], 1e-2)], 1)
     angles = positions[:, None, None] * frequencies
     left, right = qk[..., :8], qk[..., 8:]
     cos, sin = angles.cos() * 1.5, angles.sin() * 1.5

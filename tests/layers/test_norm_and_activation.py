@@ -71,3 +71,34 @@ def test_the_cpp_norm_equals_the_plain_form(size: int, dtype: torch.dtype) -> No
     torch.testing.assert_close(residual, total, rtol=0, atol=0)
     wanted = F.rms_norm(total.float(), (size,), weight.float(), 1e-5)
     torch.testing.assert_close(got.float(), wanted, **limit)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_cpp_gate_equals_the_plain_form(dtype: torch.dtype) -> None:
+    """Over the whole range: exponentials must neither overflow nor lose the small ones."""
+    if cpu.cpu_kernels() is None:
+        pytest.skip("the kernels are not built here")
+    x = torch.cat([torch.linspace(-120, 120, 256), torch.randn(256)]).to(dtype).view(4, 128)
+    gate, up = x.double().chunk(2, -1)
+    wanted = gate / (1 + (-gate).exp()) * up
+    limit = (
+        {"rtol": 2e-6, "atol": 1e-30} if dtype == torch.float32 else {"rtol": 5e-3, "atol": 1e-30}
+    )
+    torch.testing.assert_close(cpu.silu_and_mul(x).double(), wanted, **limit)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [5, 16, 1000])
+def test_the_cpp_argmax_takes_the_first_largest_and_marks_broken_rows(
+    size: int, dtype: torch.dtype
+) -> None:
+    if cpu.cpu_kernels() is None:
+        pytest.skip("the kernels are not built here")
+    x = torch.randn(7, size + 3, generator=torch.Generator().manual_seed(0)).to(dtype)[:, :size]
+    x[1, 2] = x[1, size - 1] = 9.0
+    x[2, size // 2], x[3, size - 1], x[4, 0] = torch.nan, torch.inf, -torch.inf
+    x[5] = -torch.inf
+    wanted = x.max(-1).indices
+    wanted[torch.tensor([2, 3, 5])] = -1
+    assert wanted[1] == 2
+    assert cpu.argmax(x).tolist() == wanted.tolist()

@@ -13,8 +13,12 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from tests.fixtures.forward import build_context
+from vllm.attention.backends.cpu import CpuAttention
+from vllm.attention.metadata import GroupMetadata
 from vllm.config.shape_readers import ROPE_TYPES, read_decoder_shape
 from vllm.errors import ConfigError
+from vllm.layers import rotary
+from vllm.layers.ops import cpu
 from vllm.layers.rotary import get_rope, rope_parameters
 
 HEAD_DIM = 64
@@ -94,3 +98,43 @@ def test_every_type_that_the_config_accepts_has_its_frequencies() -> None:
         parameters = {"rope_type": kind, "original_max_position_embeddings": 64, **numbers}
         rope = get_rope(build_context({**BASE, "rope_parameters": parameters}), HEAD_DIM)
         assert rope.inv_freq.shape == (HEAD_DIM // 2,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [16, 20, 64])
+@pytest.mark.parametrize("head_norm", [False, True])
+def test_the_cpp_kernel_stores_and_turns_like_the_plain_form(
+    head_norm: bool, head_dim: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not cpu.has_kernels(dtype):
+        pytest.skip("the kernels are not built here")
+    torch.manual_seed(0)
+    heads, kv_heads, num_tokens = 4, 2, 5
+    rope = get_rope(build_context(BASE, dtype), head_dim)
+    merged = torch.randn(num_tokens, heads + 2 * kv_heads, head_dim).to(dtype)
+    qk, v = merged[:, : heads + kv_heads], merged[:, heads + kv_heads :]
+    norms = (*torch.randn(2, head_dim).to(dtype), 1e-5) if head_norm else None
+    group = GroupMetadata(torch.zeros(1, 1), torch.tensor([8, 3, 30, 0, 31]))
+    results = []
+    for built in (True, False):
+        monkeypatch.setattr(rotary.cpu, "has_kernels", lambda _, built=built: built)
+        caches = torch.full((2, 4, 8, kv_heads, head_dim), -1.0, dtype=dtype)
+        attn: Any = types.SimpleNamespace(
+            group=0,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            k_cache=caches[0],
+            v_cache=caches[1],
+            k_rows=caches[0].flatten(0, 1),
+            v_rows=caches[1].flatten(0, 1),
+            impl=CpuAttention(),
+        )
+        fwd: Any = types.SimpleNamespace(
+            positions=torch.tensor([0, 3, 100, 7, 9]), derived={}, groups=[group]
+        )
+        results.append((rope.turn_and_store(qk, v, attn, fwd, norms), caches))
+    limit = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    for got, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(got, wanted, **limit)
+    # Rows that no slot names stay as they were.
+    assert int((results[0][1] == -1.0).all(-1).all(-1).sum()) == 2 * (32 - num_tokens)

@@ -17,13 +17,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from vllm.attention.metadata import ForwardContext
 from vllm.config.shape_readers import config_value
 from vllm.layers.attention import Attention
 from vllm.layers.context import BuildContext
+from vllm.layers.ops import cpu
 
+HeadNorms = tuple[torch.Tensor, torch.Tensor, float]
+"""(head_dim,) weights of a query head's and a key head's RMS norm before the turn, and epsilon."""
 InvFreq = tuple[torch.Tensor, float]
 """(head_dim / 2,) float32 turns in radians a position, and the factor on cos and sin."""
 
@@ -42,39 +46,56 @@ class RotaryEmbedding(nn.Module):
         self.inv_freq.div_(factors.to(self.inv_freq))
 
     def cos_sin(self, fwd: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
-        """Factors of x and of x with its halves exchanged, of the step's positions.
-
-        (num_tokens, 1, head_dim) each, in the model's dtype: cos twice, and -sin beside sin.
-        """
+        """(num_tokens, head_dim / 2) float32 each, of the step's positions, as the model's dtype
+        holds them."""
         key = f"rotary.{id(self)}"
         found = fwd.derived.get(key)
         if found is None:
-            angles = fwd.positions[:, None, None] * self.inv_freq
-            cos, sin = angles.cos(), angles.sin()
-            if self.factor != 1.0:
-                cos, sin = cos * self.factor, sin * self.factor
-            cos, sin = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
-            found = fwd.derived[key] = (cos.to(self.dtype), sin.to(self.dtype))
+            angles = fwd.positions[:, None] * self.inv_freq
+            cos, sin = angles.cos() * self.factor, angles.sin() * self.factor
+            found = (cos.to(self.dtype).float(), sin.to(self.dtype).float())
+            fwd.derived[key] = found
         return found
 
     def forward(self, x: torch.Tensor, fwd: ForwardContext) -> torch.Tensor:
         """Turn (num_tokens, heads, head_dim); the result is new."""
-        cos, sin = self.cos_sin(fwd)
-        return torch.mul(x, cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin)
+        cos, sin = (t[:, None] for t in self.cos_sin(fwd))
+        left, right = x.chunk(2, -1)
+        return torch.cat([left * cos - right * sin, right * cos + left * sin], -1).to(x.dtype)
 
     def turn_and_store(
-        self, qk: torch.Tensor, v: torch.Tensor, attn: Attention, fwd: ForwardContext
+        self,
+        qk: torch.Tensor,
+        v: torch.Tensor,
+        attn: Attention,
+        fwd: ForwardContext,
+        norms: HeadNorms | None = None,
     ) -> torch.Tensor:
-        """On a GPU: turn queries and keys, write keys and values to the cache, in one kernel.
+        """Turn queries and keys, write keys and values to the cache; one kernel where there is one.
 
-        qk: (num_tokens, heads + kv_heads, head_dim). Returns the queries.
+        qk: (num_tokens, heads + kv_heads, head_dim), heads side by side. v: (num_tokens, kv_heads,
+        head_dim). Returns the queries, dense.
         """
-        from vllm.layers.ops.rotary import rotary_and_cache
+        group = fwd.groups[attn.group]
+        if qk.device.type == "cuda":
+            from vllm.layers.ops.rotary import rotary_and_cache
 
-        slots = fwd.groups[attn.group].slot_mapping
-        return rotary_and_cache(
-            qk, v, attn.k_cache, attn.v_cache, slots, fwd.positions, self.inv_freq, self.factor
-        )
+            caches, angles = (attn.k_cache, attn.v_cache), (self.inv_freq, self.factor)
+            return rotary_and_cache(
+                qk, v, *caches, group.slot_mapping, fwd.positions, *angles, norms
+            )
+        if cpu.has_kernels(qk.dtype):
+            slots = group.slot_mapping
+            return cpu.rotary_and_cache(
+                qk, v, attn.k_cache, attn.v_cache, slots, *self.cos_sin(fwd), norms
+            )
+        q, k = qk.split([attn.num_heads, attn.num_kv_heads], 1)
+        if norms is not None:
+            q_weight, k_weight, eps = norms
+            q = F.rms_norm(q, q_weight.shape, q_weight, eps)
+            k = F.rms_norm(k, k_weight.shape, k_weight, eps)
+        attn.impl.store(attn, self(k, fwd), v, group)
+        return self(q, fwd)
 
 
 def rope_parameters(hf_config: Mapping[str, Any]) -> dict[str, Any]:

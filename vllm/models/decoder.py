@@ -24,7 +24,7 @@ from vllm.layers.context import BuildContext
 from vllm.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from vllm.layers.norm import RMSNorm
-from vllm.layers.rotary import RotaryEmbedding, get_rope
+from vllm.layers.rotary import HeadNorms, RotaryEmbedding, get_rope
 from vllm.models.layouts import head_dim_of, num_kv_heads_of
 
 # checkpoint's module -> (module that holds it, which part of it)
@@ -65,24 +65,19 @@ class DecoderAttention(nn.Module):
         self.attn = Attention(
             ctx, name, self.num_heads, self.num_kv_heads, head_dim, head_dim**-0.5, window
         )
-        self.q_norm = self.k_norm = None
+        self.head_norms: HeadNorms | None = None
         if head_norm:
-            self.q_norm = RMSNorm(ctx, head_dim, rms_norm_eps(config))
-            self.k_norm = RMSNorm(ctx, head_dim, rms_norm_eps(config))
+            eps = rms_norm_eps(config)
+            self.q_norm, self.k_norm = RMSNorm(ctx, head_dim, eps), RMSNorm(ctx, head_dim, eps)
+            self.head_norms = (self.q_norm.weight, self.k_norm.weight, eps)
 
     def forward(self, x: torch.Tensor, fwd: ForwardContext) -> torch.Tensor:
         """(num_tokens, hidden_size) -> (num_tokens, hidden_size)."""
         heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))
         turned = self.num_heads + self.num_kv_heads
         qk, v = heads[:, :turned], heads[:, turned:]  # (num_tokens, heads, head_dim)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(qk[:, : self.num_heads]), self.k_norm(qk[:, self.num_heads :])
-            qk = torch.cat([q, k], 1)
-        if x.device.type == "cuda":
-            out = self.attn.attend(self.rope.turn_and_store(qk, v, self.attn, fwd), fwd)
-        else:
-            qk = self.rope(qk, fwd)
-            out = self.attn(qk[:, : self.num_heads], qk[:, self.num_heads :], v, fwd)
+        q = self.rope.turn_and_store(qk, v, self.attn, fwd, self.head_norms)
+        out = self.attn.attend(q, fwd)
         return self.o_proj(out.view(x.shape[0], -1))
 
 

@@ -13,6 +13,7 @@ import dataclasses
 import numpy as np
 import torch
 
+from vllm.layers.ops import cpu
 from vllm.sampling.metadata import SamplingMetadata
 from vllm.sampling_params import SamplingParams
 
@@ -83,6 +84,8 @@ def sample(
 
 def _argmax(logits: torch.Tensor) -> torch.Tensor:
     """The most likely token; -1 for rows with NaN, whose maximum is NaN, and for -inf alone."""
+    if logits.device.type == "cpu" and cpu.has_kernels(logits.dtype):
+        return cpu.argmax(logits)
     values, tokens = logits.max(-1)
     return torch.where(values.isnan() | values.isinf(), -1, tokens)
 

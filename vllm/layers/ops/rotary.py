@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary embedding of query and key heads, angles computed on the way; keys into their pages."""
+"""Query and key heads normalised where the model does that, and turned by their positions.
+
+Angles are computed on the way; keys and values go into their pages.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ def rotary_and_cache_kernel(
     slots_ptr,
     positions_ptr,
     inv_freq_ptr,
+    q_weight_ptr,
+    k_weight_ptr,
     factor,
+    eps,
     qk_stride_token,
     qk_stride_head,
     v_stride_token,
@@ -30,6 +36,7 @@ def rotary_and_cache_kernel(
     HALF: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
+    HAS_NORMS: tl.constexpr,
 ):
     """BLOCK_HEADS heads of one token a program: all queries, all keys or all values."""
     token = tl.program_id(0).to(tl.int64)
@@ -55,6 +62,14 @@ def rotary_and_cache_kernel(
     source = qk_ptr + token * qk_stride_token + heads * qk_stride_head + columns
     left = tl.load(source, mask=live, other=0.0).to(tl.float32)
     right = tl.load(source + HALF, mask=live, other=0.0).to(tl.float32)
+    if HAS_NORMS:
+        weight_ptr = q_weight_ptr if first < NUM_HEADS else k_weight_ptr
+        squares = tl.sum(left * left + right * right, 1)
+        inverse = tl.math.rsqrt(squares / (2 * HALF) + eps)[:, None]
+        inside = columns < HALF
+        left *= inverse * tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+        weight_ptr += HALF
+        right *= inverse * tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
     turned_left = (left * cos - right * sin).to(element)
     turned_right = (right * cos + left * sin).to(element)
     if first < NUM_HEADS:
@@ -76,18 +91,21 @@ def rotary_and_cache(
     positions: torch.Tensor,
     inv_freq: torch.Tensor,
     factor: float,
+    norms: tuple[torch.Tensor, torch.Tensor, float] | None = None,
 ) -> torch.Tensor:
     """Turn queries and keys, store keys and values; returns the queries, dense.
 
     qk: (num_tokens, heads + kv_heads, head_dim). v: (num_tokens, kv_heads, head_dim). Caches:
     (blocks, page, kv_heads, head_dim), contiguous. slot_mapping: (num_tokens,), -1 leaves a
-    token out. The last axis of qk and v must be contiguous.
+    token out. norms: (head_dim,) weights of a query's and a key's RMS norm before the turn, and
+    epsilon. The last axis of qk and v must be contiguous.
     """
     num_tokens, num_kv_heads, head_dim = v.shape
     num_heads = qk.shape[1] - num_kv_heads
     out = torch.empty((num_tokens, num_heads, head_dim), dtype=qk.dtype, device=qk.device)
     if num_tokens == 0:
         return out
+    q_weight, k_weight, eps = norms or (inv_freq, inv_freq, 0.0)
     # A program's heads are all of one kind.
     block_heads = math.gcd(math.gcd(num_heads, num_kv_heads), 8)
     rotary_and_cache_kernel[(num_tokens, (num_heads + 2 * num_kv_heads) // block_heads)](
@@ -99,7 +117,10 @@ def rotary_and_cache(
         slot_mapping,
         positions,
         inv_freq,
+        q_weight,
+        k_weight,
         factor,
+        eps,
         qk.stride(0),
         qk.stride(1),
         v.stride(0),
@@ -109,6 +130,7 @@ def rotary_and_cache(
         HALF=head_dim // 2,
         BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
         BLOCK_HEADS=block_heads,
+        HAS_NORMS=norms is not None,
         num_warps=2,
     )
     return out
