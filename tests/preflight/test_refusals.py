@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -155,7 +156,6 @@ REFUSALS: dict[str, tuple[Spoil, int, set[str]]] = {
         2,
         {"executor-backend"},
     ),
-    "Ray": (flags("--distributed-executor-backend", "ray"), 4, {"ray-unavailable"}),
     "a context beyond the positions": (flags("--max-model-len", "2049"), 4, {"max-model-len"}),
     "an unknown quantization": (flags("-q", "int3"), 2, {"quantization-unknown"}),
     "a quantization that is not the checkpoint's": (
@@ -307,6 +307,19 @@ def test_every_model_of_the_suite_passes(family: str, capsys: pytest.CaptureFixt
 
 def test_the_embedded_model_passes(capsys: pytest.CaptureFixture[str]) -> None:
     assert preflight(capsys) == (0, [])
+
+
+def test_ray_is_refused_where_it_is_missing_and_else_not_even_imported(
+    model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four ranks on two GPUs pass then: the other two may be another node's."""
+    ray = ["-tp", "4", "--device", "2xH200", "--distributed-executor-backend", "ray"]
+    monkeypatch.setitem(sys.modules, "ray", None)  # how Python notes that there is no such module
+    assert preflight(capsys, str(model.path), *ray) == (4, ["ray-unavailable"])
+    monkeypatch.delitem(sys.modules, "ray")
+    (model.path / "ray.py").write_text("raise AssertionError('imported')")
+    monkeypatch.syspath_prepend(model.path)
+    assert preflight(capsys, str(model.path), *ray) == (0, [])
 
 
 def test_weights_that_do_not_fit_name_the_ranks_that_would_do(

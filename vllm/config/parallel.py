@@ -20,7 +20,8 @@ class ParallelConfig:
     pipeline_parallel_size: int = option(1, minimum=1, aliases=("-pp",))
     """Groups of layers on devices of their own; this engine has only 1."""
     distributed_executor_backend: str | None = option(None, choices=("uni", "mp", "ray"))
-    """How ranks are started: uni (one, in the engine's process) or mp (a process each)."""
+    """How ranks are started: uni (one, in the engine's process), mp (a process each), or ray
+    (an actor each, on the nodes of a Ray cluster; needs the extra `ray`)."""
 
     def __post_init__(self) -> None:
         raise_usage(check_values(self))
@@ -59,7 +60,7 @@ class ParallelConfig:
                     exit_code=ExitCode.USAGE,
                 )
             )
-        if self.distributed_executor_backend == "ray":
+        if self.distributed_executor_backend == "ray" and importlib.util.find_spec("ray") is None:
             findings.append(_no_ray())
         return findings
 
@@ -105,10 +106,9 @@ def _broken_rules(shape: ModelShape, ranks: int) -> list[str]:
 
 
 def _no_ray() -> Diagnostic:
-    installed = importlib.util.find_spec("ray") is not None
     return Diagnostic(
         "ray-unavailable",
-        "runs over several machines with Ray are not available",
-        why="this engine has no Ray executor yet" if installed else "ray is not installed",
-        fix="--distributed-executor-backend mp on one machine",
+        "--distributed-executor-backend ray needs Ray",
+        why="the package ray is not installed",
+        fix='pip install "vllm[ray]", or --distributed-executor-backend mp on one machine',
     )

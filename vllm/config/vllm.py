@@ -86,6 +86,8 @@ class VllmConfig:
     def _check_devices(self) -> list[Diagnostic]:
         """More ranks than devices; a device list that cannot be told is left to the workers."""
         device, ranks = self.device_config, self.parallel_config.world_size
+        if self.parallel_config.distributed_executor_backend == "ray":
+            ranks = 1  # the others may be on other nodes, which only the executor knows
         if device.kind == "cpu":
             cores = max(MIN_CPU_RANKS, host.num_cores())
             why = f"no GPU is used, and the {host.num_cores()} cores serve at most {cores} ranks"

@@ -342,9 +342,14 @@ CODES: dict[str, FindingDoc] = {
         USAGE,
     ),
     "ray-unavailable": _doc(
-        "Runs over several machines are not available.",
-        "`--distributed-executor-backend mp` on one machine.",
+        "Ray, which starts ranks on several machines, is not installed.",
+        '`pip install "vllm[ray]"`; one machine needs only `--distributed-executor-backend mp`.',
         CONFIG,
+    ),
+    "ray-cluster": _doc(
+        "The Ray cluster cannot be reached, or has too few devices, or others hold them.",
+        "Correct `RAY_ADDRESS`, add nodes, or end what `ray status` shows.",
+        RESOURCE,
     ),
     "max-model-len": _doc(
         "The context is longer than the model's positions.",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs steps on one rank in this process, or on several ranks in processes of their own."""
+"""Runs steps on one rank in this process, or on ranks elsewhere (`remote`)."""
 
 from __future__ import annotations
 
@@ -28,6 +28,10 @@ class Executor(abc.ABC):
     def create(vllm_config: VllmConfig) -> Executor:
         """The executor that the configuration asks for, its weights loaded."""
         parallel = vllm_config.parallel_config
+        if parallel.distributed_executor_backend == "ray":
+            from vllm.worker.ray_executor import RayExecutor
+
+            return RayExecutor(vllm_config)
         if parallel.world_size == 1 and parallel.distributed_executor_backend != "mp":
             return InProcessExecutor(vllm_config)
         from vllm.worker.multiprocess import MultiprocessExecutor

@@ -33,12 +33,23 @@ _RESERVE = 256 << 20
 
 
 class Worker:
-    """Loads the model on one device and runs steps on it."""
+    """Loads the model on one device and runs steps on it.
 
-    def __init__(self, vllm_config: VllmConfig, rank: int = 0, address: str = "") -> None:
+    The device is number `device_index` of those that this process sees; without it, the
+    process sees all of them and ranks take them in order.
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        rank: int = 0,
+        address: str = "",
+        device_index: int | None = None,
+    ) -> None:
         self.config = vllm_config
         world_size = vllm_config.parallel_config.world_size
-        self.device = _open_device(vllm_config, rank, world_size)
+        index = rank if device_index is None else device_index
+        self.device = _open_device(vllm_config, index, world_size)
         self.tp = TensorParallelGroup.join(rank, world_size, address, self.device)
         model_config = vllm_config.model_config
         # All ranks draw the same noise, so that all sample the same token.
@@ -184,7 +195,7 @@ class Worker:
         return self.runner.execute(step)
 
 
-def _open_device(vllm_config: VllmConfig, rank: int, world_size: int) -> torch.device:
+def _open_device(vllm_config: VllmConfig, index: int, world_size: int) -> torch.device:
     if vllm_config.device_config.kind == "cpu":
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, host.num_cores() // world_size))
@@ -201,6 +212,6 @@ def _open_device(vllm_config: VllmConfig, rank: int, world_size: int) -> torch.d
                 exit_code=ExitCode.HARDWARE,
             )
         )
-    device = torch.device("cuda", rank)
+    device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return device
