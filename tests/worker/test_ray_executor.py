@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from tests.fixtures.tiny_models import tiny_checkpoint
 from vllm.engine.arg_utils import EngineArgs
-from vllm.errors import ResourceError
+from vllm.errors import ConfigError, ResourceError
 from vllm.worker import ray_executor
 from vllm.worker.executor import Executor
 from vllm.worker.ray_executor import Place, RayExecutor, rank_order
@@ -23,7 +24,7 @@ from vllm.worker.ray_executor import Place, RayExecutor, rank_order
 
 def places(*rows: tuple[str, str]) -> list[Place]:
     """Actors by node and GPU; a node's address is its name's."""
-    return [Place(node, f"10.0.0.{node}", 1, 1, (gpu,) if gpu else ()) for node, gpu in rows]
+    return [Place(node, f"10.0.0.{node}", 1, 1, (gpu,) if gpu else (), True) for node, gpu in rows]
 
 
 ORDERS = {
@@ -43,9 +44,9 @@ def test_ranks_are_in_the_order_of_nodes_and_devices(name: str) -> None:
     assert rank_order(places(*rows), here, environ) == [int(c) for c in expected]
 
 
-def config(ranks: int) -> Any:
+def config(ranks: int, model: Path | None = None) -> Any:
     return EngineArgs(
-        model=str(tiny_checkpoint("llama")),
+        model=str(model or tiny_checkpoint("llama")),
         tensor_parallel_size=ranks,
         distributed_executor_backend="ray",
         skip_tokenizer_init=True,
@@ -81,6 +82,16 @@ def test_a_cluster_that_is_too_small_is_told_with_both_numbers(joined: str) -> N
     assert not ray.is_initialized()
 
 
+def test_nodes_without_the_model_s_files_are_named(joined: str, tmp_path: Path) -> None:
+    model = shutil.copytree(tiny_checkpoint("llama"), tmp_path / "model")
+    built = config(2, model)
+    shutil.rmtree(model)
+    with pytest.raises(
+        ConfigError, match=r"error\[model-missing\]: .*/model does not exist on [\d.]+"
+    ):
+        Executor.create(built)
+
+
 def test_the_cluster_is_as_before_when_an_engine_has_left(joined: str) -> None:
     import ray
 
@@ -103,8 +114,50 @@ def test_the_cluster_is_as_before_when_an_engine_has_left(joined: str) -> None:
         ray.shutdown()
 
 
+def run_script(directory: Path, text: str, *arguments: str) -> Any:
+    """What a program of its own prints last, as JSON."""
+    script = directory / "script.py"
+    script.write_text(text)
+    command = [sys.executable, str(script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+GPUS = """
+import json, os
+from vllm.worker import ray_executor as r
+
+if __name__ == "__main__":
+    r._connect("GPU", 2)
+    group = r._reserve("GPU", 2)
+    actors = [r._start_actor(group, bundle, "GPU", b"key") for bundle in (0, 1)]
+    places = r._answers([actor.place.remote("") for actor in actors])
+    order = r.rank_order(places, r._node_id(), os.environ)
+    import ray
+    names = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+    look = lambda _: [os.environ.get(name) for name in names]
+    seen = [ray.get(actors[i].__ray_call__.remote(look)) for i in order]
+    print(json.dumps([[places[i].devices for i in order], *seen]))
+    ray.shutdown()
+"""
+
+
+def test_on_one_node_ranks_get_the_gpus_that_the_front_end_names_in_its_order(
+    ray_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray does not look whether GPUs that it is told of are there, so none is needed."""
+    monkeypatch.setenv("RAY_TMPDIR", str(ray_directory / "gpus"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3,7")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    monkeypatch.setenv("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1")
+    first, *seen = run_script(tmp_path, GPUS)
+    assert first == [["5"], ["3"]]
+    assert seen == [["5", "PCI_BUS_ID"], ["3", "PCI_BUS_ID"]]
+
+
 ALONE = """
-import signal, sys
+import json, signal, sys
 from vllm import LLM, SamplingParams
 
 if __name__ == "__main__":
@@ -116,9 +169,9 @@ if __name__ == "__main__":
     params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True, detokenize=False)
     (result,) = llm.generate([[5, 6, 7]], params, use_tqdm=False)
     assert len(result.outputs[0].token_ids) == 4
-    print(ray.cluster_resources()["CPU"], len(ray.nodes()))
+    seen = [ray.cluster_resources()["CPU"], len(ray.nodes())]
     llm.shutdown()
-    print(ray.is_initialized())
+    print(json.dumps([*seen, ray.is_initialized()]))
 """
 
 
@@ -126,10 +179,6 @@ def test_without_a_cluster_a_small_ray_is_started_and_ended(
     ray_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(ray_directory / "alone"))
-    script = tmp_path / "alone.py"
-    script.write_text(textwrap.dedent(ALONE))
-    command = [sys.executable, str(script), str(tiny_checkpoint("llama"))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout.splitlines()[-2:] == ["1.0 1", "False"], done.stderr
+    assert run_script(tmp_path, ALONE, str(tiny_checkpoint("llama"))) == [1.0, 1, False]
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
     assert str(ray_directory / "alone") not in left.stdout

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm import envs
 from vllm.config.vllm import MIN_CPU_RANKS
-from vllm.errors import Diagnostic, EngineDeadError, ExitCode, ResourceError
+from vllm.errors import ConfigError, Diagnostic, EngineDeadError, ExitCode, ResourceError
 from vllm.logger import init_logger
 from vllm.platforms import host
 from vllm.worker.remote import (
@@ -60,7 +60,6 @@ _OBJECT_STORE_BYTES = 80 << 20
 _PASSED_PREFIXES = ("VLLM_", "OMP_", "HF_", "NCCL_", "GLOO_", "TORCH", "TRITON_")
 _PASSED = ("CUDA_DEVICE_ORDER", "TOKENIZERS_PARALLELISM")
 _OF_ONE_HOST = ("VLLM_HOST_IP",)
-_NO_RANK_ISOLATION = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 
 
 class RayExecutor(RemoteExecutor):
@@ -82,6 +81,19 @@ class RayExecutor(RemoteExecutor):
             raise
 
     def _start(self, vllm_config: VllmConfig) -> None:
+        key = os.urandom(32)
+        self._place_actors(vllm_config, key)
+        (address,) = _answers([self._actors[0].meeting_point.remote()])
+        ranks_on = Counter(place.node_id for place in self._places)
+        for rank, (actor, place) in enumerate(zip(self._actors, self._places, strict=True)):
+            logger.info("rank %d: %s", rank, place)
+            threads = None if "OMP_NUM_THREADS" in os.environ else ranks_on[place.node_id]
+            self._serving.append(actor.serve.remote(vllm_config, rank, address, threads))
+        for rank, place in enumerate(self._places):
+            self._pipes.append(self._connect_to(rank, place, key))
+
+    def _place_actors(self, vllm_config: VllmConfig, key: bytes) -> None:
+        """An actor on a device for each rank, and all of them in the order of ranks."""
         num_ranks = vllm_config.parallel_config.world_size
         device = vllm_config.device_config
         resource = "CPU" if device.kind == "cpu" else "GPU"
@@ -90,20 +102,15 @@ class RayExecutor(RemoteExecutor):
             num_here = max(MIN_CPU_RANKS, host.num_cores())
         self._owns_ray = _connect(resource, min(num_ranks, num_here))
         self._group = _reserve(resource, num_ranks)
-        key = os.urandom(32)
         self._actors = [_start_actor(self._group, i, resource, key) for i in range(num_ranks)]
-        places = _answers([actor.place.remote() for actor in self._actors], "start")
+        model_path = vllm_config.model_config.model_path
+        places = _answers([actor.place.remote(model_path) for actor in self._actors])
+        lacking = sorted({place.host for place in places if not place.has_model})
+        if lacking and vllm_config.load_config.load_format != "dummy":
+            raise ConfigError(_no_model(model_path, lacking))
         order = rank_order(places, _node_id(), os.environ)
         self._actors = [self._actors[i] for i in order]
         self._places = [places[i] for i in order]
-        (address,) = _answers([self._actors[0].meeting_point.remote()], "start")
-        ranks_on = Counter(place.node_id for place in self._places)
-        for rank, (actor, place) in enumerate(zip(self._actors, self._places, strict=True)):
-            logger.info("rank %d: %s", rank, place)
-            threads = None if "OMP_NUM_THREADS" in os.environ else ranks_on[place.node_id]
-            self._serving.append(actor.serve.remote(vllm_config, rank, address, threads))
-        for rank, place in enumerate(self._places):
-            self._pipes.append(self._connect_to(rank, place, key))
 
     def shutdown(self) -> None:
         for pipe in self._pipes:
@@ -166,6 +173,8 @@ class Place:
     pid: int
     devices: tuple[str, ...]
     """Ray's names of its GPUs, as in CUDA_VISIBLE_DEVICES; () on the CPU."""
+    has_model: bool
+    """The model's files lie there where they lie here."""
 
     def __str__(self) -> str:
         device = f"GPU {', '.join(self.devices)}, " if self.devices else ""
@@ -200,12 +209,13 @@ class Rank:
         self._listener = Listener((self._host, self._port), family_of(self._host), authkey=key)
         self._pipe: Connection | None = None
 
-    def place(self) -> Place:
+    def place(self, model_path: str) -> Place:
         import ray
 
         context = ray.get_runtime_context()
         devices = tuple(context.get_accelerator_ids().get("GPU", ()))
-        return Place(context.get_node_id(), self._host, self._port, os.getpid(), devices)
+        has_model = os.path.exists(model_path)
+        return Place(context.get_node_id(), self._host, self._port, os.getpid(), devices, has_model)
 
     def meeting_point(self) -> str:
         return meeting_point(self._host)
@@ -323,7 +333,8 @@ def _start_actor(group: Any, bundle: int, resource: str, key: bytes) -> Any:
         for name, value in os.environ.items()
         if (name.startswith(_PASSED_PREFIXES) or name in _PASSED) and name not in _OF_ONE_HOST
     }
-    environment[_NO_RANK_ISOLATION] = ""
+    # Set for a whole cluster by some who run other things on it: every rank would see every GPU.
+    environment["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] = ""
     return (
         ray.remote(Rank)
         .options(
@@ -344,14 +355,14 @@ def _node_id() -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
-def _answers(references: list[Any], what: str) -> list[Any]:
+def _answers(references: list[Any]) -> list[Any]:
     import ray
 
     try:
         answers: list[Any] = ray.get(references, timeout=_START_S)
     except ray.exceptions.RayError as error:
         # Its text holds the actor's traceback, which belongs into the file that the core writes.
-        raise EngineDeadError(f"a Ray actor did not {what}: {_last_line(error)}") from error
+        raise EngineDeadError(f"a Ray actor did not start: {_last_line(error)}") from error
     return answers
 
 
@@ -359,6 +370,15 @@ def _last_line(error: Exception) -> str:
     """Ray's reason, without ids before it and guesses behind it."""
     lines = str(error).strip().splitlines()
     return lines[-1].strip().partition(" Some common causes")[0] if lines else type(error).__name__
+
+
+def _no_model(model_path: str, hosts: list[str]) -> Diagnostic:
+    return Diagnostic(
+        "model-missing",
+        f"{model_path} does not exist on {', '.join(hosts)}",
+        why="each rank reads the model's files on its own node",
+        fix="share the directory between the nodes, or copy it to the same path on each",
+    )
 
 
 def _too_small(
