@@ -68,7 +68,8 @@ class RayExecutor(RemoteExecutor):
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         super().__init__()
-        self._owns_ray = False
+        self._entered_ray = False
+        """ray.init was called here: ray.shutdown then ends a Ray of our own or leaves a cluster."""
         self._group: Any = None
         self._actors: list[Any] = []
         self._places: list[Place] = []
@@ -100,7 +101,7 @@ class RayExecutor(RemoteExecutor):
         num_here = len(device.devices) or num_ranks
         if resource == "CPU":
             num_here = max(MIN_CPU_RANKS, host.num_cores())
-        self._owns_ray = _connect(resource, min(num_ranks, num_here))
+        self._entered_ray = _connect(resource, min(num_ranks, num_here))
         self._group = _reserve(resource, num_ranks)
         self._actors = [_start_actor(self._group, i, resource, key) for i in range(num_ranks)]
         model_path = vllm_config.model_config.model_path
@@ -116,7 +117,7 @@ class RayExecutor(RemoteExecutor):
         for pipe in self._pipes:
             pipe.close()
         self._pipes.clear()
-        if self._group is None and not self._owns_ray:
+        if self._group is None and not self._entered_ray:
             return
         import ray
 
@@ -126,8 +127,8 @@ class RayExecutor(RemoteExecutor):
         if self._group is not None:
             ray.util.remove_placement_group(self._group)
             self._group = None
-        if self._owns_ray:
-            self._owns_ray = False
+        if self._entered_ray:
+            self._entered_ray = False
             ray.shutdown()
 
     def _connect_to(self, rank: int, place: Place, key: bytes) -> Connection:
