@@ -20,7 +20,7 @@ from collections.abc import Callable
 import torch
 from triton.runtime.errors import OutOfResources
 
-from vllm.attention.ops.arch import KernelConfig
+from vllm.attention.ops.configs import KernelConfig
 from vllm.attention.ops.reference import paged_attention as reference_attention
 from vllm.attention.ops.triton_attention import (
     launch_decode,

@@ -19,13 +19,15 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vllm.attention.ops import arch as chips
+from vllm.attention.ops import configs
 from vllm.attention.ops import triton_attention as attention
 from vllm.attention.ops.triton_decode import combine_kernel, decode_kernel
 from vllm.attention.ops.triton_prefill import prefill_kernel
 from vllm.attention.ops.triton_tiles import UNALIGNED
+from vllm.layers.ops import chips
 from vllm.layers.ops.activation import silu_and_mul_kernel
 from vllm.layers.ops.cache import reshape_and_cache_kernel
+from vllm.layers.ops.linear import matrix_vector_kernel
 from vllm.layers.ops.moe import grouped_matmul_kernel
 from vllm.layers.ops.norm import rms_norm_kernel
 from vllm.layers.ops.rotary import rotary_and_cache_kernel
@@ -63,34 +65,40 @@ def attention_jobs(arch: str) -> Iterator[Job]:
             base = {"GROUP": heads, "HEAD_DIM": dim, "WINDOW": window, "BLOCK_D": dim}
             base["BLOCK_B"] = 32
             for queries in (1, 16):
-                config = chips.decode_config(arch, queries * heads, dim, 2)
-                shared = base | {"MIN_TILES": attention.MIN_TILES}
+                config = configs.decode_config(arch, queries * heads, dim, 2, page)
+                shared = base | {"MIN_TILES": attention.MIN_TILES, "REL_EXTENT": extent}
                 shared |= {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
+                shared["DEPENDENT"] = chips.has_dependent_launch(arch)
                 tail = (
                     f"page={page} window={window} extent={extent} dim={dim} rows={queries * heads}"
                 )
-                paged: dict[str, object] = {"PAGE": page, "REL_EXTENT": extent}
+                paged: dict[str, object] = {"PAGE": page}
                 options = (config.num_warps, config.num_stages)
                 yield f"decode {tail}", decode_kernel, shared | paged, *options
-                if page == 16 and not extent:
-                    parts = {"BLOCK_S": attention.BLOCK_PARTS}
-                    parts["DEPENDENT"] = chips.has_dependent_launch(arch)
+                if page == 16:
+                    parts: dict[str, object] = {"BLOCK_S": attention.BLOCK_PARTS}
                     yield f"combine {tail}", combine_kernel, shared | parts, 4, 3
-            config = chips.prefill_config(arch, 4096, dim, 2, extent > 0)
+            config = configs.prefill_config(arch, 4096, dim, 2, extent > 0)
             blocks = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
             options = (config.num_warps, config.num_stages)
             tail = f"page={page} window={window} extent={extent} dim={dim}"
+            paged["REL_EXTENT"] = extent
+            blocks["AHEAD"] = configs.bias_tiles_ahead(arch)
             yield f"prefill {tail}", prefill_kernel, base | blocks | paged, *options
 
 
-def layer_jobs() -> Iterator[Job]:
+def layer_jobs(arch: str) -> Iterator[Job]:
     """The layers' kernels at the widths of an 8B model."""
-    norm: dict[str, object] = {"SIZE": 4096, "BLOCK": 4096}
+    waits: dict[str, object] = {"DEPENDENT": chips.has_dependent_launch(arch)}
+    norm = waits | {"SIZE": 4096, "BLOCK": 4096}
     for residual in (False, True):
         yield f"norm residual={residual}", rms_norm_kernel, norm | {"HAS_RESIDUAL": residual}, 8, 3
-    yield "silu", silu_and_mul_kernel, {"SIZE": 14336, "BLOCK": 1024}, 4, 3
+    yield "silu", silu_and_mul_kernel, waits | {"SIZE": 14336, "BLOCK": 1024}, 4, 3
+    for bias in (False, True):
+        constants = waits | {"BLOCK_K": 1024, "HAS_BIAS": bias}
+        yield f"matrix-vector bias={bias}", matrix_vector_kernel, constants, 4, 3
     yield "cache", reshape_and_cache_kernel, {"HEAD_DIM": 128, "ROW": 1024, "BLOCK": 1024}, 4, 3
-    rotary: dict[str, object] = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "BLOCK_HEADS": 8}
+    rotary = waits | {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "BLOCK_HEADS": 8}
     halves = {"HALF": 64, "BLOCK_HALF": 64}
     for norms in (False, True):
         constants = rotary | halves | {"HAS_NORMS": norms}
@@ -125,7 +133,7 @@ def compile_job(arch: str, job: Job) -> dict[str, object]:
 
 def jobs_of(arch: str, core: bool) -> list[Job]:
     """All jobs of a chip; with `core` the last one of each kernel, which is the largest."""
-    jobs = [*attention_jobs(arch), *layer_jobs()]
+    jobs = [*attention_jobs(arch), *layer_jobs(arch)]
     return list({job[1]: job for job in jobs}.values()) if core else jobs
 
 

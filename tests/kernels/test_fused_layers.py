@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from vllm.layers.ops.activation import silu_and_mul
 from vllm.layers.ops.cache import reshape_and_cache
+from vllm.layers.ops.linear import matrix_vector
 from vllm.layers.ops.moe import fused_experts, group_by_expert
 from vllm.layers.ops.norm import rms_norm
 from vllm.layers.ops.rotary import rotary_and_cache
@@ -67,6 +68,16 @@ def test_rotary_turns_halves_and_stores_keys_and_values(
         stored = torch.full((32, kv_heads, 16), -1.0, device=DEVICE)
         stored[[8, 30, 0, 31]] = rows[[0, 2, 3, 4]]
         torch.testing.assert_close(cache.view(32, kv_heads, 16), stored, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("size_in", "size_out"), [(1024, 5), (1500, 3), (48, 64)])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_matrix_vector_is_a_product_of_one_row(
+    with_bias: bool, size_in: int, size_out: int
+) -> None:
+    x, weight = randn(1, size_in), randn(size_out, size_in)
+    bias = randn(size_out) if with_bias else None
+    torch.testing.assert_close(matrix_vector(x, weight, bias), F.linear(x, weight, bias))
 
 
 def test_keys_and_values_go_to_their_slots_and_to_no_other() -> None:

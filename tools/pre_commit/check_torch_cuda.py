@@ -14,7 +14,7 @@ OWNERS = (
     "vllm/platforms/rocm.py",
     "vllm/worker/",
     # Facts of the device that a kernel is about to run on.
-    "vllm/attention/ops/arch.py",
+    "vllm/layers/ops/chips.py",
     "vllm/distributed/",
 )
 

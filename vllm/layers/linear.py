@@ -26,7 +26,7 @@ def packed_linear(
     x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """x (num_tokens, in) times a packed weight, (num_tokens, out)."""
-    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, "none", [], "")
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
@@ -81,6 +81,10 @@ class Linear(nn.Module):
         """x W^T + bias with this rank's part of W."""
         if self.packed is not None:
             return packed_linear(x, self.packed, bias)
+        if x.device.type == "cuda" and x.shape[:-1] == (1,):
+            from vllm.layers.ops.linear import matrix_vector
+
+            return matrix_vector(x, self.weight, bias)
         return F.linear(x, self.weight, bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -39,6 +39,7 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         self.dtype = ctx.dtype
         self.factor = factor
+        self.key = f"rotary.{id(self)}"
         self.inv_freq = nn.Buffer(inv_freq.to(ctx.device), persistent=False)
 
     def divide_frequencies(self, factors: torch.Tensor) -> None:
@@ -48,13 +49,12 @@ class RotaryEmbedding(nn.Module):
     def cos_sin(self, fwd: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
         """(num_tokens, head_dim / 2) float32 each, of the step's positions, as the model's dtype
         holds them."""
-        key = f"rotary.{id(self)}"
-        found = fwd.derived.get(key)
+        found = fwd.derived.get(self.key)
         if found is None:
             angles = fwd.positions[:, None] * self.inv_freq
             cos, sin = angles.cos() * self.factor, angles.sin() * self.factor
             found = (cos.to(self.dtype).float(), sin.to(self.dtype).float())
-            fwd.derived[key] = found
+            fwd.derived[self.key] = found
         return found
 
     def forward(self, x: torch.Tensor, fwd: ForwardContext) -> torch.Tensor:

@@ -113,7 +113,7 @@ def test_table_and_constants_agree() -> None:
 
 def test_every_capability_of_the_table_is_compiled_ahead_of_time() -> None:
     """The portable path must exist wherever FA4 does not."""
-    from vllm.attention.ops.arch import SHARED_MEMORY_BYTES
+    from vllm.layers.ops.chips import SHARED_MEMORY_BYTES
 
     majors = {int(name[3:-1]) for name in SHARED_MEMORY_BYTES if name.startswith("sm_")}
     assert majors >= op._NO_PAGED_KV_MAJORS | op._SHEARED_BIAS_MAJORS

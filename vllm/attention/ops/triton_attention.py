@@ -13,17 +13,16 @@ import math
 
 import torch
 
-from vllm.attention.ops.arch import (
+from vllm.attention.ops.configs import (
     KernelConfig,
+    bias_tiles_ahead,
     decode_config,
-    device_arch,
-    has_dependent_launch,
     next_power_of_2,
-    num_multiprocessors,
     prefill_config,
 )
 from vllm.attention.ops.triton_decode import combine_kernel, decode_kernel
 from vllm.attention.ops.triton_prefill import prefill_kernel
+from vllm.layers.ops.chips import dependent_launch, device_arch, num_multiprocessors
 
 MAX_DECODE_ROWS = 128
 """Most rows (query tokens times query heads a KV head) that the split-KV kernel takes."""
@@ -131,7 +130,11 @@ def launch_decode(
     group = q.shape[1] // num_kv_heads
     num_sms = num_multiprocessors(q.device)
     config = config or decode_config(
-        device_arch(q.device), max_query_len * group, head_dim, k_cache.element_size()
+        device_arch(q.device),
+        max_query_len * group,
+        head_dim,
+        k_cache.element_size(),
+        k_cache.shape[1],
     )
     block_d, block_b = _block_d(head_dim), _block_b(num_reqs)
     num_programs = num_sms * config.programs_per_sm
@@ -144,28 +147,27 @@ def launch_decode(
         "GROUP": group,
         "HEAD_DIM": head_dim,
         "WINDOW": window or 0,
+        "REL_EXTENT": 0 if rel_logits is None else rel_logits.shape[2],
         "MIN_TILES": MIN_TILES,
         "BLOCK_B": block_b,
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
         "BLOCK_D": block_d,
     }
+    dependent = dependent_launch(q.device)
     decode_kernel[(num_programs,)](
         out, partial, lse, q, k_cache, v_cache, rel, block_table, seq_lens, query_start_loc,
         scale * math.log2(math.e), num_reqs, num_kv_heads, out.stride(0), out.stride(1),
         q.stride(0), q.stride(1), *k_cache.stride()[:3], *v_cache.stride()[:3], rel.stride(0),
         rel.stride(1), block_table.stride(0),
         PAGE=k_cache.shape[1],
-        REL_EXTENT=0 if rel_logits is None else rel_logits.shape[2],
-        num_warps=config.num_warps, num_stages=config.num_stages, **shared,
+        num_warps=config.num_warps, num_stages=config.num_stages, **dependent, **shared,
     )  # fmt: skip
     pairs, rows = num_reqs * num_kv_heads, max_query_len * group
     row_programs = min(rows, max(1, 4 * num_sms // pairs))
-    dependent = has_dependent_launch(device_arch(q.device))
     combine_kernel[(pairs, row_programs)](
         out, partial, lse, seq_lens, query_start_loc, num_reqs, num_kv_heads, num_programs,
-        out.stride(0), out.stride(1), BLOCK_S=BLOCK_PARTS, DEPENDENT=dependent, num_warps=4,
-        **({"launch_pdl": True} if dependent else {}), **shared,
+        out.stride(0), out.stride(1), BLOCK_S=BLOCK_PARTS, num_warps=4, **dependent, **shared,
     )  # fmt: skip
 
 
@@ -213,5 +215,6 @@ def launch_prefill(
         BLOCK_M=block_m,
         BLOCK_N=config.block_n,
         BLOCK_D=_block_d(head_dim),
+        AHEAD=bias_tiles_ahead(device_arch(q.device)),
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip

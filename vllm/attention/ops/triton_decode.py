@@ -7,11 +7,12 @@ enough bytes in flight on every multiprocessor.
 
 The work is cut evenly whatever the lengths are: tiles of BLOCK_N keys of all (request, KV
 head) pairs are numbered through, and each of a fixed number of programs takes an equal run
-of that line. Nothing depends on lengths known to the host, so a CUDA graph stays right and
-balanced at any length. A pair that lies in one program is written at once; of a pair cut
-between programs each writes its part (normalised sum, log-sum-exp) to the workspace, at most
-two parts a program, and `combine_kernel` joins them. It also writes the zeros of empty
-requests.
+of that line. A tile with a bias takes NEAR_WEIGHT numbers, for the loop over such tiles starts
+with empty buffers while other programs go on. Nothing depends on lengths known to the host, so
+a CUDA graph stays right and balanced at any length. A pair that lies in one program is written
+at once; of a pair cut between programs each writes its part (normalised sum, log-sum-exp) to
+the workspace, at most two parts a program, and `combine_kernel` joins them. It also writes the
+zeros of empty requests.
 """
 
 from __future__ import annotations
@@ -22,33 +23,56 @@ from triton.language.extra.cuda import gdc_wait
 
 from vllm.attention.ops.triton_tiles import UNALIGNED, load_tile, softmax_step
 
+NEAR_WEIGHT = tl.constexpr(3)
+
 
 @triton.jit
-def _tile_ends(
+def _far_tiles(
+    seq_len, query_len, WINDOW: tl.constexpr, REL_EXTENT: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """Tiles of a (request, KV head) pair before the first whose keys have a bias, and all tiles."""
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(seq_len - query_len - WINDOW + 1, 0) // BLOCK_N
+    tiles = (seq_len + BLOCK_N - 1) // BLOCK_N - first
+    far = tiles
+    if REL_EXTENT > 0:
+        near = tl.maximum(seq_len - query_len - REL_EXTENT + 1, 0) // BLOCK_N
+        far = tl.minimum(tl.maximum(near - first, 0), tiles)
+    return far, tiles
+
+
+@triton.jit
+def _line_ends(
     seq_lens_ptr,
     query_start_ptr,
     num_reqs,
     num_kv_heads,
     WINDOW: tl.constexpr,
+    REL_EXTENT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_B: tl.constexpr,
 ):
-    """Where each request's tiles end on the line of all tiles, (BLOCK_B,); flat past the last."""
+    """Where each request ends on the line of all tiles, (BLOCK_B,); flat past the last."""
     index = tl.arange(0, BLOCK_B)
     real = index < num_reqs
     seq_len = tl.load(seq_lens_ptr + index, mask=real, other=0)
     query_start = tl.load(query_start_ptr + index, mask=real, other=0)
     query_len = tl.load(query_start_ptr + index + 1, mask=real, other=0) - query_start
-    tiles = (seq_len + BLOCK_N - 1) // BLOCK_N
-    if WINDOW > 0:
-        tiles -= tl.maximum(seq_len - query_len - WINDOW + 1, 0) // BLOCK_N
-    tiles = tl.where(query_len > 0, tiles, 0)
-    return tl.cumsum(tiles * num_kv_heads, 0)
+    far, tiles = _far_tiles(seq_len, query_len, WINDOW, REL_EXTENT, BLOCK_N)
+    length = tl.where(query_len > 0, far + (tiles - far) * NEAR_WEIGHT, 0)
+    return tl.cumsum(length * num_kv_heads, 0)
 
 
 @triton.jit
-def _tiles_per_program(num_tiles, num_programs, MIN_TILES: tl.constexpr):
-    return tl.maximum((num_tiles + num_programs - 1) // num_programs, MIN_TILES)
+def _tile_at(place, far):
+    """First tile of a pair that begins at or behind a place on the pair's part of the line."""
+    return tl.where(place <= far, place, far + (place - far + NEAR_WEIGHT - 1) // NEAR_WEIGHT)
+
+
+@triton.jit
+def _share_of_line(length, num_programs, MIN_TILES: tl.constexpr):
+    return tl.maximum((length + num_programs - 1) // num_programs, MIN_TILES)
 
 
 @triton.jit
@@ -151,20 +175,23 @@ def decode_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One run of tiles: walks the (request, KV head) pairs that it touches.
 
     WINDOW and REL_EXTENT of 0 mean none. Workspace: partial (programs, 2, BLOCK_M, BLOCK_D)
     and lse (programs, 2, BLOCK_M), float32; part 1 begins its pair, part 0 continues one.
     """
+    if DEPENDENT:
+        gdc_wait()
     program = tl.program_id(0)
-    ends = _tile_ends(
-        seq_lens_ptr, query_start_ptr, num_reqs, num_kv_heads, WINDOW, BLOCK_N, BLOCK_B
+    ends = _line_ends(
+        seq_lens_ptr, query_start_ptr, num_reqs, num_kv_heads, WINDOW, REL_EXTENT, BLOCK_N, BLOCK_B
     )
-    num_tiles = tl.max(ends, 0)
-    share = _tiles_per_program(num_tiles, tl.num_programs(0), MIN_TILES)
+    length = tl.max(ends, 0)
+    share = _share_of_line(length, tl.num_programs(0), MIN_TILES)
     run_begin = program * share
-    run_end = tl.minimum(run_begin + share, num_tiles)
+    run_end = tl.minimum(run_begin + share, length)
 
     rows = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, BLOCK_D)
@@ -174,10 +201,10 @@ def decode_kernel(
         req = tl.sum((ends <= position).to(tl.int32), 0)
         req_begin = tl.max(tl.where(ends <= position, ends, 0), 0)
         req_end = tl.min(tl.where(ends > position, ends, 2147483647), 0)
-        pair_tiles = (req_end - req_begin) // num_kv_heads
-        head = (position - req_begin) // pair_tiles
-        pair_begin = req_begin + head * pair_tiles
-        stop = tl.minimum(pair_begin + pair_tiles, run_end)
+        pair_length = (req_end - req_begin) // num_kv_heads
+        head = (position - req_begin) // pair_length
+        pair_begin = req_begin + head * pair_length
+        stop = tl.minimum(pair_begin + pair_length, run_end)
 
         seq_len = tl.load(seq_lens_ptr + req)
         query_start = tl.load(query_start_ptr + req)
@@ -185,9 +212,10 @@ def decode_kernel(
         first_key = 0
         if WINDOW > 0:
             first_key = tl.maximum(seq_len - query_len - WINDOW + 1, 0)
-        tile_shift = first_key // BLOCK_N - pair_begin
-        begin = position + tile_shift
-        end = stop + tile_shift
+        far, _ = _far_tiles(seq_len, query_len, WINDOW, REL_EXTENT, BLOCK_N)
+        first_tile = first_key // BLOCK_N
+        begin = first_tile + _tile_at(position - pair_begin, far)
+        end = first_tile + _tile_at(stop - pair_begin, far)
 
         token = rows // GROUP
         row_valid = token < query_len
@@ -205,11 +233,7 @@ def decode_kernel(
         v_head = v_ptr + head * stride_vh
         table = table_ptr + req.to(tl.int64) * stride_table
         rel_ptrs = rel_ptr + token_row * stride_rt + query_head * stride_rh
-        far_end = end
-        if REL_EXTENT > 0:
-            # The first tile with a key that the first query sees inside the extent.
-            near = tl.maximum(seq_len - query_len - REL_EXTENT + 1, 0) // BLOCK_N
-            far_end = tl.minimum(tl.maximum(near, begin), end)
+        far_end = tl.minimum(tl.maximum(first_tile + far, begin), end)
         acc, row_max, row_sum = _attend(
             acc, row_max, row_sum, q, query_pos, row_valid, k_head, v_head, table, rel_ptrs,
             begin, far_end, first_key, seq_len, qk_scale, stride_kb, stride_kn, stride_vb,
@@ -223,8 +247,9 @@ def decode_kernel(
             )  # fmt: skip
 
         seen = row_sum > 0
-        acc = acc / tl.where(seen, row_sum, 1.0)[:, None]
-        if stop - position == pair_tiles:
+        row_sum = tl.where(seen, row_sum, 1.0)
+        acc = acc / row_sum[:, None]
+        if stop - position == pair_length:
             o_offsets = token_row * stride_ot + query_head * stride_oh
             tl.store(out_ptr + o_offsets[:, None] + offs_d[None, :], acc, mask=row_mask)
         else:
@@ -251,6 +276,7 @@ def combine_kernel(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WINDOW: tl.constexpr,
+    REL_EXTENT: tl.constexpr,
     MIN_TILES: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -262,17 +288,17 @@ def combine_kernel(
     """Joins the parts of a (request, KV head) pair; the grid's second axis strides over rows."""
     req = tl.program_id(0) // num_kv_heads
     head = tl.program_id(0) % num_kv_heads
-    ends = _tile_ends(
-        seq_lens_ptr, query_start_ptr, num_reqs, num_kv_heads, WINDOW, BLOCK_N, BLOCK_B
+    ends = _line_ends(
+        seq_lens_ptr, query_start_ptr, num_reqs, num_kv_heads, WINDOW, REL_EXTENT, BLOCK_N, BLOCK_B
     )
     index = tl.arange(0, BLOCK_B)
-    share = _tiles_per_program(tl.max(ends, 0), num_programs, MIN_TILES)
+    share = _share_of_line(tl.max(ends, 0), num_programs, MIN_TILES)
     req_begin = tl.max(tl.where(index < req, ends, 0), 0)
     req_end = tl.max(tl.where(index <= req, ends, 0), 0)
-    pair_tiles = (req_end - req_begin) // num_kv_heads
-    pair_begin = req_begin + head * pair_tiles
+    pair_length = (req_end - req_begin) // num_kv_heads
+    pair_begin = req_begin + head * pair_length
     first = pair_begin // share
-    last = tl.where(pair_tiles > 0, (pair_begin + pair_tiles - 1) // share, first - 1)
+    last = tl.where(pair_length > 0, (pair_begin + pair_length - 1) // share, first - 1)
     query_start = tl.load(query_start_ptr + req)
     num_rows = (tl.load(query_start_ptr + req + 1) - query_start) * GROUP
     if first == last:

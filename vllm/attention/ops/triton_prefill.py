@@ -11,6 +11,7 @@ The bias of row m and key n is rel[token(m), head(m), pos(m) - n]: within a row 
 run backwards, one element a key. Tiles with bias therefore take their keys last first: then a
 warp reads neighbouring elements in rising order, which the compiler loads as a block and passes
 through shared memory. In the layout of the scores a load would touch eight rows at a time.
+An element is read once and comes from memory, so its line is asked for AHEAD tiles before.
 """
 
 from __future__ import annotations
@@ -19,6 +20,15 @@ import triton
 import triton.language as tl
 
 from vllm.attention.ops.triton_tiles import UNALIGNED, load_tile, softmax_step
+
+
+@triton.jit
+def _prefetch(pointers):
+    """Ask for the cache lines at `pointers`; nothing waits for them."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers],
+        dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -49,6 +59,7 @@ def _attend(
     BLOCK_D: tl.constexpr,
     BIAS: tl.constexpr,
     MASKED: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """Online softmax over the keys of tiles begin..end-1.
 
@@ -63,6 +74,9 @@ def _attend(
             distance = (query_pos - start - BLOCK_N + 1)[:, None] + offs_n[None, :]
         else:
             distance = query_pos[:, None] - (start + offs_n)[None, :]
+        if BIAS > 0 and AHEAD > 0:
+            coming = query_pos - start - (AHEAD + 1) * BLOCK_N + 1
+            _prefetch(rel_ptrs + tl.minimum(tl.maximum(coming, 0), REL_EXTENT - 1))
         if BIAS == 2:  # asked for before the product, which takes as long as the load
             bias = tl.load(rel_ptrs[:, None] + distance)
         elif BIAS == 1:
@@ -126,6 +140,7 @@ def prefill_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """One tile of query rows of one KV head. WINDOW and REL_EXTENT of 0 mean none.
 
@@ -196,28 +211,28 @@ def prefill_kernel(
         acc, row_max, row_sum = _attend(
             acc, row_max, row_sum, q, query_pos, k_head, v_head, table, rel_ptrs, begin, inside,
             first_key, seq_len, qk_scale, stride_kb, stride_kn, stride_vb, stride_vn,
-            WINDOW, REL_EXTENT, HEAD_DIM, PAGE, BLOCK_N, BLOCK_D, BIASED, True,
+            WINDOW, REL_EXTENT, HEAD_DIM, PAGE, BLOCK_N, BLOCK_D, BIASED, True, AHEAD,
         )  # fmt: skip
     acc, row_max, row_sum = _attend(
         acc, row_max, row_sum, q, query_pos, k_head, v_head, table, rel_ptrs, inside, edge,
         first_key, seq_len, qk_scale, stride_kb, stride_kn, stride_vb, stride_vn,
-        WINDOW, REL_EXTENT, HEAD_DIM, PAGE, BLOCK_N, BLOCK_D, 0, False,
+        WINDOW, REL_EXTENT, HEAD_DIM, PAGE, BLOCK_N, BLOCK_D, 0, False, AHEAD,
     )  # fmt: skip
     if REL_EXTENT > 0:
         acc, row_max, row_sum = _attend(
             acc, row_max, row_sum, q, query_pos, k_head, v_head, table, rel_ptrs, edge, near,
             first_key, seq_len, qk_scale, stride_kb, stride_kn, stride_vb, stride_vn,
-            WINDOW, REL_EXTENT, HEAD_DIM, PAGE, BLOCK_N, BLOCK_D, 1, False,
+            WINDOW, REL_EXTENT, HEAD_DIM, PAGE, BLOCK_N, BLOCK_D, 1, False, AHEAD,
         )  # fmt: skip
         acc, row_max, row_sum = _attend(
             acc, row_max, row_sum, q, query_pos, k_head, v_head, table, rel_ptrs, near, diagonal,
             first_key, seq_len, qk_scale, stride_kb, stride_kn, stride_vb, stride_vn,
-            WINDOW, REL_EXTENT, HEAD_DIM, PAGE, BLOCK_N, BLOCK_D, 2, False,
+            WINDOW, REL_EXTENT, HEAD_DIM, PAGE, BLOCK_N, BLOCK_D, 2, False, AHEAD,
         )  # fmt: skip
     acc, row_max, row_sum = _attend(
         acc, row_max, row_sum, q, query_pos, k_head, v_head, table, rel_ptrs, diagonal, end,
         first_key, seq_len, qk_scale, stride_kb, stride_kn, stride_vb, stride_vn,
-        WINDOW, REL_EXTENT, HEAD_DIM, PAGE, BLOCK_N, BLOCK_D, BIASED, True,
+        WINDOW, REL_EXTENT, HEAD_DIM, PAGE, BLOCK_N, BLOCK_D, BIASED, True, AHEAD,
     )  # fmt: skip
 
     acc = acc / tl.where(row_sum > 0, row_sum, 1.0)[:, None]

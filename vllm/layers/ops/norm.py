@@ -6,6 +6,9 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from vllm.layers.ops.chips import dependent_launch
 
 
 @triton.jit
@@ -21,8 +24,12 @@ def rms_norm_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One row a program; rows of (tokens, heads) may lie apart, residual and out are dense."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0)
     offsets = tl.arange(0, BLOCK)
     live = offsets < SIZE
@@ -67,5 +74,6 @@ def rms_norm(
         BLOCK=block,
         HAS_RESIDUAL=residual is not None,
         num_warps=min(16, max(1, block // 512)),
+        **dependent_launch(x.device),
     )
     return out

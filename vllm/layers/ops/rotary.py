@@ -11,6 +11,9 @@ import math
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from vllm.layers.ops.chips import dependent_launch
 
 
 @triton.jit
@@ -37,8 +40,12 @@ def rotary_and_cache_kernel(
     BLOCK_HALF: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     HAS_NORMS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """BLOCK_HEADS heads of one token a program: all queries, all keys or all values."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * BLOCK_HEADS
     heads = first + tl.arange(0, BLOCK_HEADS)[:, None]
@@ -132,5 +139,6 @@ def rotary_and_cache(
         BLOCK_HEADS=block_heads,
         HAS_NORMS=norms is not None,
         num_warps=2,
+        **dependent_launch(qk.device),
     )
     return out
