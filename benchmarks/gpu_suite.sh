@@ -31,9 +31,11 @@ step() {  # NAME SECONDS COMMAND...
 }
 
 : >"$out/steps.txt"
-# The kernels' own cases (tests/kernels, 200 of them) compile for minutes; run them by
-# themselves: python3 -m pytest -m gpu tests/kernels. The benchmark checks both backends first.
-step tests 320 python3 -m pytest tests/gpu -q --maxfail=20 -p no:cacheprovider
+# Triton compiles a kernel for seconds, so the tests go faster side by side.
+parallel=()
+python3 -c "import xdist" 2>/dev/null && parallel=(-n 10)
+step tests 300 env OMP_NUM_THREADS=1 python3 -m pytest -m gpu tests/gpu tests/kernels "${parallel[@]}" \
+  -q --maxfail=20 -p no:cacheprovider
 step kernels 120 python3 benchmarks/kernels/attention.py
 step engine 200 python3 benchmarks/gpu_engine.py
 

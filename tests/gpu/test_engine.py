@@ -35,7 +35,7 @@ def prompts(count: int = len(LENGTHS)) -> list[list[int]]:
 
 def make(path: str, **settings: Any) -> LLM:
     settings.setdefault("dtype", "float32")
-    settings.setdefault("gpu_memory_utilization", 0.3)
+    settings.setdefault("kv_cache_memory_bytes", 1 << 30)  # tests run beside each other
     settings.setdefault("max_num_seqs", 64)
     return LLM(path, skip_tokenizer_init=True, **settings)
 
@@ -124,12 +124,18 @@ def test_a_batch_of_64_and_a_second_time_from_the_cache_give_the_same(family: st
     llm.shutdown()
 
 
-@pytest.mark.parametrize("family", ["llama", "inkling-text"])
-@pytest.mark.parametrize("backend", ["FLASH_ATTN", "TRITON_ATTN"])
-def test_both_backends_equal_transformers_in_bfloat16(family: str, backend: str) -> None:
-    """Log-probabilities of the prompt, as near to float32 as transformers in bfloat16 is."""
-    pytest.importorskip("flash_attn.cute")
-    wide = {k: v for k, v in WIDE.items() if family == "inkling-text" or not k.startswith("swa")}
+BFLOAT16_CASES = [
+    *((family, "TRITON_ATTN") for family in oracle_families()),
+    *((family, "FLASH_ATTN") for family in ("llama", "mistral", "inkling-text")),
+]
+
+
+@pytest.mark.parametrize(("family", "backend"), BFLOAT16_CASES)
+def test_prompt_logprobs_equal_transformers_in_bfloat16(family: str, backend: str) -> None:
+    """As near to float32 as transformers in bfloat16 is."""
+    if backend == "FLASH_ATTN":
+        pytest.importorskip("flash_attn.cute")
+    wide = {k: v for k, v in WIDE.items() if "inkling" in family or not k.startswith("swa")}
     path = str(tiny_checkpoint(family, **wide))
     ids = prompts()[0]
     llm = make(path, dtype="bfloat16", attention_backend=backend)

@@ -34,7 +34,8 @@ class Server:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = tempfile.NamedTemporaryFile("w+", prefix="vllm-serve-", suffix=".log")  # noqa: SIM115
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         command = ["-m", "vllm.entrypoints.cli.main", "serve", *([model] if model else [])]
         self.process = subprocess.Popen(
             [sys.executable, *command, "--host", "127.0.0.1", "--port", str(self.port), *flags],
