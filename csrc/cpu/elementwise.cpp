@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gated activation of rows, and the most likely token of each. vllm/layers/ops/cpu.py calls them.
 
+#include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "numbers.h"
 
@@ -26,31 +26,37 @@ void silu_and_mul(T* out, const T* x, int64_t rows, int64_t size) {
   }
 }
 
-// The first largest value's index; -1 for a row with NaN or infinity, or of -infinity alone.
+// The first largest value's index; -1 for a row with NaN or infinity, or of -infinity alone. The
+// row is looked through in parts, of which only the one with the largest value is searched for it.
 template <typename T>
 int64_t argmax(const T* row, int64_t size) {
-  Vector largest = Vector{} - INFINITY;
+  constexpr int64_t kPart = 16 * kLanes;
   Integers broken{};
-  int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) {
-    const Vector x = load(row + i);
-    broken |= x != x;
-    largest = x > largest ? x : largest;
-  }
   float best = -INFINITY;
-  bool is_broken = false;
-  for (int64_t lane = 0; lane < kLanes; ++lane) {
-    best = largest[lane] > best ? largest[lane] : best;
-    is_broken |= broken[lane] != 0;
+  int64_t where = 0;
+  for (int64_t first = 0; first < size; first += kPart) {
+    const int64_t end = std::min(size, first + kPart);
+    Vector largest = Vector{} - INFINITY;
+    int64_t i = first;
+    for (; i + kLanes <= end; i += kLanes) {
+      const Vector x = load(row + i);
+      broken |= x != x;
+      largest = x > largest ? x : largest;
+    }
+    float part = -INFINITY;
+    for (int64_t lane = 0; lane < kLanes; ++lane) part = std::max(part, largest[lane]);
+    for (; i < end; ++i) {
+      const float x = to_float(row[i]);
+      if (x != x) return -1;
+      part = std::max(part, x);
+    }
+    if (part > best) best = part, where = first;
   }
-  for (; i < size; ++i) {
-    const float x = to_float(row[i]);
-    is_broken |= x != x;
-    best = x > best ? x : best;
-  }
-  if (is_broken || std::isinf(best)) return -1;
-  for (i = 0; to_float(row[i]) != best;) ++i;
-  return i;
+  bool is_broken = std::isinf(best);
+  for (int64_t lane = 0; lane < kLanes; ++lane) is_broken |= broken[lane] != 0;
+  if (is_broken) return -1;
+  while (to_float(row[where]) != best) ++where;
+  return where;
 }
 
 template <typename T>

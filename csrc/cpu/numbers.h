@@ -39,7 +39,7 @@ inline void from_float(float value, BFloat16* target) {
 typedef float Vector __attribute__((vector_size(64)));
 typedef int32_t Integers __attribute__((vector_size(64)));
 constexpr int64_t kLanes = 16;
-constexpr int64_t kParallel = 1 << 15;  // values from which a second thread pays
+constexpr int64_t kParallel = 1 << 12;  // values from which a second thread pays
 
 inline Vector load(const float* p) {
   Vector v;

@@ -12,7 +12,7 @@ from vllm.layers.ops import cpu
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """silu(x[..., :d]) * x[..., d:] for x of (..., 2 d)."""
-    if x.device.type == "cuda":
+    if x.is_cuda:
         from vllm.layers.ops import activation
 
         return activation.silu_and_mul(x)

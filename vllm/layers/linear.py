@@ -8,7 +8,9 @@ them (bfloat16) or asks MKL (float32), which is slow on AMD. Measured on 2 Zen 4
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +28,13 @@ def packed_linear(
     x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """x (num_tokens, in) times a packed weight, (num_tokens, out)."""
-    return torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, "none", [], "")
+    return _packed_linear_op()(x, packed, bias, "none", [], "")
+
+
+@functools.cache
+def _packed_linear_op() -> Callable[..., torch.Tensor]:
+    """Looked up once: finding it takes longer than a product with a small weight."""
+    return torch.ops.mkldnn._linear_pointwise.default
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
@@ -81,7 +89,7 @@ class Linear(nn.Module):
         """x W^T + bias with this rank's part of W."""
         if self.packed is not None:
             return packed_linear(x, self.packed, bias)
-        if x.device.type == "cuda" and x.shape[:-1] == (1,):
+        if x.is_cuda and x.shape[:-1] == (1,):
             from vllm.layers.ops.linear import matrix_vector
 
             return matrix_vector(x, self.weight, bias)

@@ -38,7 +38,7 @@ class RMSNorm(nn.Module):
         self, x: torch.Tensor, residual: torch.Tensor | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """norm(x), or (norm(x + residual), x + residual); both may be overwritten then."""
-        if x.device.type == "cuda":
+        if x.is_cuda:
             from vllm.layers.ops.norm import rms_norm
 
             normed = rms_norm(x, self.weight, self.eps, residual)

@@ -37,7 +37,6 @@ class RotaryEmbedding(nn.Module):
 
     def __init__(self, ctx: BuildContext, inv_freq: torch.Tensor, factor: float = 1.0) -> None:
         super().__init__()
-        self.dtype = ctx.dtype
         self.factor = factor
         self.key = f"rotary.{id(self)}"
         self.inv_freq = nn.Buffer(inv_freq.to(ctx.device), persistent=False)
@@ -47,13 +46,13 @@ class RotaryEmbedding(nn.Module):
         self.inv_freq.div_(factors.to(self.inv_freq))
 
     def cos_sin(self, fwd: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
-        """(num_tokens, head_dim / 2) float32 each, of the step's positions, as the model's dtype
-        holds them."""
+        """(num_tokens, head_dim / 2) float32 each, of the step's positions."""
         found = fwd.derived.get(self.key)
         if found is None:
             angles = fwd.positions[:, None] * self.inv_freq
-            cos, sin = angles.cos() * self.factor, angles.sin() * self.factor
-            found = (cos.to(self.dtype).float(), sin.to(self.dtype).float())
+            found = (angles.cos(), angles.sin())
+            if self.factor != 1.0:
+                found = (found[0] * self.factor, found[1] * self.factor)
             fwd.derived[self.key] = found
         return found
 
@@ -77,7 +76,7 @@ class RotaryEmbedding(nn.Module):
         head_dim). Returns the queries, dense.
         """
         group = fwd.groups[attn.group]
-        if qk.device.type == "cuda":
+        if qk.is_cuda:
             from vllm.layers.ops.rotary import rotary_and_cache
 
             caches, angles = (attn.k_cache, attn.v_cache), (self.inv_freq, self.factor)

@@ -237,7 +237,9 @@ class ModelRunner:
         self, rows: StepRows, hidden: torch.Tensor
     ) -> list[tuple[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]]:
         """For requests that ask: log-probabilities of the prompt tokens after this chunk's."""
-        found = []
+        found: list[tuple[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] = []
+        if all(request.params.prompt_logprobs is None for request in rows.requests):
+            return found
         for index, request in enumerate(rows.requests):
             wanted = request.params.prompt_logprobs
             start = int(rows.starts[index])
@@ -323,14 +325,21 @@ class StepResult:
         batch, grows = self.runner.batch, self.runner.drafter is not None
         places = np.searchsorted(self.sampled.owners, self.sampled.requests)
         firsts = self.sampled.known[places].tolist()
+        rows: list[int] = []
+        columns: list[int] = []
+        tokens: list[int] = []
         for first, (owner, new) in zip(firsts, self.accepted.items(), strict=True):
             request = self.rows.requests[owner]
             # A request that has left since has given its row away.
             if batch.requests.get(request.request_id) is not request or new[-1] < 0:
                 continue
-            batch.token_ids[request.row, first : first + len(new)] = new
+            for column, token in enumerate(new, first):
+                rows.append(request.row)
+                columns.append(column)
+                tokens.append(token)
             if grows:
                 batch.num_tokens[request.row] = first + len(new)
+        batch.token_ids[rows, columns] = tokens
 
     def result(self) -> ModelRunnerOutput:
         """What the step computed."""

@@ -33,14 +33,13 @@ def paged_attention(
     this step's; query_start_loc: (num_reqs + 1,); all int32. rel_logits: (num_tokens, heads,
     extent).
     """
-    num_tokens, num_heads, head_dim = q.shape
-    out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
     rel_strides = (0, 0) if rel_logits is None else rel_logits.stride()[:2]
     sizes = (ctypes.c_int64 * 12)(
         len(seq_lens),
-        num_heads,
+        q.shape[1],
         k_cache.shape[2],
-        head_dim,
+        q.shape[2],
         k_cache.shape[1],
         block_table.stride(0),
         q.stride(0),

@@ -54,7 +54,7 @@ def rms_norm(
     With `residual` (dense, like x) it first becomes residual + x, in place. The result is dense.
     """
     heads = x.shape[1] if x.dim() == 3 else 1
-    out = torch.empty(x.shape, dtype=x.dtype)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     cpu_kernels().vllm_rms_norm(
         DTYPES[x.dtype],
         out.data_ptr(),
