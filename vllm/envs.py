@@ -15,18 +15,31 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     VLLM_LOGGING_LEVEL: str
     VLLM_CPU_KVCACHE_SPACE: float | None
-    VLLM_CPU_OMP_THREADS_BIND: str
+    VLLM_CPU_OMP_THREADS_BIND: list[list[int]] | None
     VLLM_HOST_IP: str
     VLLM_PORT: int | None
     VLLM_API_KEY: str | None
     VLLM_ENABLE_V1_MULTIPROCESSING: bool
-    VLLM_WORKER_MULTIPROC_METHOD: str
     VLLM_ENGINE_ITERATION_TIMEOUT_S: float
     VLLM_TARGET_DEVICE: str
 
 
 def _bool(text: str) -> bool:
     return text.strip().lower() in ("1", "true", "yes", "on")
+
+
+def _core_list(text: str) -> list[list[int]] | None:
+    """Cores of each rank of "0-3,8|4-7"; None for auto and nobind, which leave it to the system."""
+    if text in ("auto", "nobind"):
+        return None
+    ranks = []
+    for part in text.split("|"):
+        pieces = [piece.partition("-") for piece in part.split(",")]
+        ranges = [range(int(first), int(last or first) + 1) for first, _, last in pieces]
+        if not all(ranges):
+            raise ValueError("an empty range")
+        ranks.append([core for cores in ranges for core in cores])
+    return ranks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,16 +59,15 @@ VARIABLES: dict[str, EnvVar] = {
         float, None, "KV cache size on the CPU in GiB; unset: a share of the free memory."
     ),
     "VLLM_CPU_OMP_THREADS_BIND": EnvVar(
-        str, "auto", "CPU cores for inference threads, such as 0-3,8; auto: every usable core."
+        _core_list,
+        None,
+        "CPU cores of each rank's threads, such as 0-3,8 or 0-3|4-7; auto: every usable core.",
     ),
     "VLLM_HOST_IP": EnvVar(str, "", "Address of this host for multi-host runs."),
     "VLLM_PORT": EnvVar(int, None, "First port for internal communication; unset: any free port."),
     "VLLM_API_KEY": EnvVar(str, None, "API key that the server asks of clients."),
     "VLLM_ENABLE_V1_MULTIPROCESSING": EnvVar(
         _bool, False, "Run the engine core of LLM() in its own process."
-    ),
-    "VLLM_WORKER_MULTIPROC_METHOD": EnvVar(
-        str, "spawn", "How worker processes are started; only spawn is supported."
     ),
     "VLLM_ENGINE_ITERATION_TIMEOUT_S": EnvVar(
         float, 60.0, "Seconds without engine progress after which /health answers 503."
@@ -82,11 +94,15 @@ def __getattr__(name: str) -> Any:
         raise UsageError(
             Diagnostic(
                 "invalid-environment",
-                f"{name}={text!r} is not a valid {variable.parse.__name__}",
+                f"{name}={text!r} is not a valid {_name(variable.parse)}",
                 fix=f"unset {name} or correct it ({variable.doc.rstrip('.')})",
                 exit_code=ExitCode.USAGE,
             )
         ) from None
+
+
+def _name(parse: Callable[[str], Any]) -> str:
+    return parse.__name__.strip("_").replace("_", " ")
 
 
 def __dir__() -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from vllm import envs
 from vllm.config.attention import AttentionConfig
 from vllm.config.cache import CacheConfig
 from vllm.config.compilation import CompilationConfig
@@ -91,7 +92,8 @@ class VllmConfig:
         if device.kind == "cpu":
             cores = max(MIN_CPU_RANKS, host.num_cores())
             why = f"no GPU is used, and the {host.num_cores()} cores serve at most {cores} ranks"
-            return [_too_many_ranks(ranks, cores, why)] if ranks > cores else []
+            too_many = [_too_many_ranks(ranks, cores, why)] if ranks > cores else []
+            return too_many + _check_binding(ranks)
         if device.platform.problem():
             logger.info("Devices cannot be told: %s", device.platform.problem())
             return []
@@ -139,6 +141,31 @@ class VllmConfig:
 
 MIN_CPU_RANKS = 4
 """Ranks that may share fewer cores: slow, but right, and what tests of sharding need."""
+
+
+def _check_binding(ranks: int) -> list[Diagnostic]:
+    """VLLM_CPU_OMP_THREADS_BIND against the ranks and the cores that there are."""
+    bound = envs.VLLM_CPU_OMP_THREADS_BIND
+    if bound is None:
+        return []
+    usable = host.usable_cores()
+    foreign = sorted({core for cores in bound for core in cores} - usable)
+    if foreign:
+        what = f"names core {foreign[0]}"
+        why = f"this process may use {', '.join(map(str, sorted(usable)))}"
+    elif len(bound) < ranks:
+        what, why = f"names cores for {len(bound)} of {ranks} ranks", "every rank needs some"
+    else:
+        return []
+    return [
+        Diagnostic(
+            "invalid-environment",
+            f"VLLM_CPU_OMP_THREADS_BIND {what}",
+            why=why,
+            fix="name the cores of every rank, as in 0-3|4-7, or unset it",
+            exit_code=ExitCode.USAGE,
+        )
+    ]
 
 
 def _too_many_ranks(ranks: int, count: int, why: str) -> Diagnostic:

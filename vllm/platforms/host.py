@@ -27,11 +27,16 @@ def memory_available() -> int:
     return max(0, min(available, limit - used + _reclaimable()))
 
 
+def usable_cores() -> set[int]:
+    """Numbers of the cores that the affinity mask leaves to this process."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
 def num_cores() -> int:
     """Cores that the affinity mask and the container's quota leave to this process."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    cores = len(usable_cores())
     try:
         quota, period = (_CGROUP / "cpu.max").read_text().split()
     except (OSError, ValueError):

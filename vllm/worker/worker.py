@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from vllm import envs
 from vllm.attention.metadata import ForwardContext, GroupMetadata
 from vllm.config.kv_cache import KVCacheConfig
 from vllm.config.kv_plan import full_sequence_bytes, groups_of
@@ -49,7 +50,9 @@ class Worker:
         self.config = vllm_config
         world_size = vllm_config.parallel_config.world_size
         index = rank if device_index is None else device_index
-        self.device = _open_device(vllm_config, index, world_size)
+        if vllm_config.device_config.kind == "cpu":
+            _take_cores(rank, world_size)
+        self.device = _open_device(vllm_config, index)
         self.tp = TensorParallelGroup.join(rank, world_size, address, self.device)
         model_config = vllm_config.model_config
         # All ranks draw the same noise, so that all sample the same token.
@@ -195,10 +198,18 @@ class Worker:
         return self.runner.execute(step)
 
 
-def _open_device(vllm_config: VllmConfig, index: int, world_size: int) -> torch.device:
+def _take_cores(rank: int, world_size: int) -> None:
+    """Threads of this rank: on the cores that are named for it, else an equal share."""
+    bound = envs.VLLM_CPU_OMP_THREADS_BIND
+    if bound is not None:
+        os.sched_setaffinity(0, bound[rank])
+        torch.set_num_threads(len(bound[rank]))
+    elif "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, host.num_cores() // world_size))
+
+
+def _open_device(vllm_config: VllmConfig, index: int) -> torch.device:
     if vllm_config.device_config.kind == "cpu":
-        if "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(max(1, host.num_cores() // world_size))
         return torch.device("cpu")
     # CUDA must count devices as the front end did.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
