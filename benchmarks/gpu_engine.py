@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine on one GPU beside transformers in the same run: Llama 8B shape, random weights.
+"""The engine on one GPU beside transformers in the same run, random weights.
 
-python benchmarks/gpu_engine.py [--shape llama-8b] [--no-peer]
+python benchmarks/gpu_engine.py [--shape llama-8b|qwen3-30b-a3b] [--no-peer]
 """
 
 from __future__ import annotations
@@ -156,6 +156,8 @@ def main() -> None:
     hidden, inner, layers = (
         config["hidden_size"], config["intermediate_size"], config["num_hidden_layers"],
     )  # fmt: skip
+    if "num_experts" in config:  # those that a token is sent to
+        inner = config["moe_intermediate_size"] * config["num_experts_per_tok"]
     head = config.get("head_dim", hidden // config["num_attention_heads"])
     attention = 2 * (config["num_attention_heads"] + config["num_key_value_heads"]) * head * hidden
     parameters = layers * (attention + 3 * hidden * inner)

@@ -28,7 +28,12 @@ from vllm.layers.ops import chips
 from vllm.layers.ops.activation import silu_and_mul_kernel
 from vllm.layers.ops.cache import reshape_and_cache_kernel
 from vllm.layers.ops.linear import matrix_vector_kernel
-from vllm.layers.ops.moe import grouped_matmul_kernel
+from vllm.layers.ops.moe import (
+    expert_vector_kernel,
+    group_kernel,
+    grouped_matmul_kernel,
+    route_softmax_kernel,
+)
 from vllm.layers.ops.norm import rms_norm_kernel
 from vllm.layers.ops.rotary import rotary_and_cache_kernel
 
@@ -43,6 +48,8 @@ _POINTERS = {
     "positions_ptr": "*i64",
     "slots_ptr": "*i64",
     "rows_ptr": "*i64",
+    "ids_ptr": "*i32",
+    "begins_ptr": "*i32",
     "experts_ptr": "*i64",
 }
 _FLOATS = ("qk_scale", "eps", "factor")
@@ -103,6 +110,16 @@ def layer_jobs(arch: str) -> Iterator[Job]:
     for norms in (False, True):
         constants = rotary | halves | {"HAS_NORMS": norms}
         yield f"rotary norms={norms}", rotary_and_cache_kernel, constants, 2, 3
+    experts: dict[str, object] = {"NUM_EXPERTS": 128, "BLOCK_E": 128}
+    for renormalize in (False, True):
+        routing = experts | {"TOP_K": 8, "RENORMALIZE": renormalize, "BLOCK_K": 8}
+        yield f"route renormalize={renormalize}", route_softmax_kernel, waits | routing, 1, 3
+    for block_a, warps in ((16, 4), (1024, 8)):
+        grouping = experts | {"BLOCK_M": 16, "BLOCK_A": block_a, "CHUNK": 16}
+        yield f"group assignments={block_a}", group_kernel, waits | grouping, warps, 3
+    for weighted in (False, True):
+        vector = waits | {"BLOCK_N": 4, "BLOCK_K": 1024, "WEIGHTED": weighted}
+        yield f"expert vector weighted={weighted}", expert_vector_kernel, vector, 4, 3
     for block_m, weighted in ((16, False), (32, True), (64, True), (128, False)):
         blocks: dict[str, object] = {"BLOCK_M": block_m, "BLOCK_N": 128, "BLOCK_K": 64}
         sizes: dict[str, object] = {"N": 4096, "K": 2048, "TOP_K": 6, "WEIGHTED": weighted}

@@ -7,10 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from vllm.layers.ops import moe
 from vllm.layers.ops.activation import silu_and_mul
 from vllm.layers.ops.cache import reshape_and_cache
 from vllm.layers.ops.linear import matrix_vector
-from vllm.layers.ops.moe import fused_experts, group_by_expert
+from vllm.layers.ops.moe import fused_experts, group_by_expert, route_softmax
 from vllm.layers.ops.norm import rms_norm
 from vllm.layers.ops.rotary import rotary_and_cache
 
@@ -91,16 +92,50 @@ def test_keys_and_values_go_to_their_slots_and_to_no_other() -> None:
         assert torch.equal(cache.view(32, 2, 16), want)
 
 
-def test_grouping_places_every_assignment_once_in_a_tile_of_its_expert() -> None:
+@pytest.mark.parametrize("renormalize", [False, True])
+@pytest.mark.parametrize(("num_experts", "top_k"), [(8, 2), (20, 6), (128, 8)])
+def test_routing_takes_the_most_probable_experts(
+    num_experts: int, top_k: int, renormalize: bool
+) -> None:
+    logits = randn(5, num_experts + 3)[:, :num_experts]
+    weights, ids = route_softmax(logits, top_k, renormalize)
+    want, want_ids = logits.softmax(-1).topk(top_k, -1)
+    if renormalize:
+        want = want / want.sum(-1, keepdim=True)
+    assert ids.tolist() == want_ids.tolist()
+    torch.testing.assert_close(weights, want)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_routing_of_logits_that_are_not_numbers_names_experts_all_the_same() -> None:
+    _, ids = route_softmax(torch.full((2, 6), torch.nan, device=DEVICE), 2, True)
+    assert int(ids.min()) >= 0 and int(ids.max()) < 6
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_grouping_places_every_assignment_once_in_a_tile_of_its_expert(
+    at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not at_once:
+        monkeypatch.setattr(moe, "MAX_GROUPED_AT_ONCE", 0)
     ids = torch.tensor([[0, 2], [2, 5], [2, 0], [5, 2]], device=DEVICE)
     grouping = group_by_expert(ids, 6, 2)
-    flat, rows = ids.flatten().tolist(), grouping.rows.tolist()
-    assert sorted(row for row in rows if row < 8) == list(range(8))
-    for place, row in enumerate(rows):
-        if row < 8:
-            assert int(grouping.experts[place // 2]) == flat[row]
     # 2 of expert 0, 4 of expert 2 and 2 of expert 5 are 4 tiles; shapes bound them by 6 + 8 // 2.
     assert grouping.experts.tolist() == [0, 2, 2, 5] + 6 * [-1]
+    assert grouping.rows.tolist() == [0, 5, 1, 2, 4, 7, 3, 6] + 12 * [8]
+
+
+@pytest.mark.parametrize(("num_tokens", "num_experts", "block_m"), [(50, 16, 16), (37, 5, 32)])
+def test_both_ways_to_group_agree(
+    num_tokens: int, num_experts: int, block_m: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(num_tokens)
+    ids = torch.randint(num_experts, (num_tokens, 3), generator=generator).to(DEVICE, torch.int32)
+    one = group_by_expert(ids, num_experts, block_m)
+    monkeypatch.setattr(moe, "MAX_GROUPED_AT_ONCE", 0)
+    other = group_by_expert(ids, num_experts, block_m)
+    assert one.experts.tolist() == other.experts.tolist()
+    assert one.rows.tolist() == other.rows.tolist()
 
 
 @pytest.mark.parametrize("num_tokens", [1, 7, 60])

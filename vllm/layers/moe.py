@@ -28,6 +28,10 @@ def route_softmax(
 
     With `renormalize` the weights of the chosen ones sum to 1.
     """
+    if logits.is_cuda:
+        from vllm.layers.ops import moe
+
+        return moe.route_softmax(logits, top_k, renormalize)
     weights, ids = logits.softmax(-1, dtype=torch.float32).topk(top_k, -1)
     if renormalize:
         weights = weights / weights.sum(-1, keepdim=True)
@@ -69,7 +73,7 @@ class FusedMoE(nn.Module):
 
     def forward(self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """(num_tokens, hidden_size), equal on all ranks; weights and ids (num_tokens, top_k)."""
-        if x.device.type == "cuda":
+        if x.is_cuda:
             from vllm.layers.ops.moe import fused_experts
 
             out = fused_experts(x, self.w13, self.w2, weights, ids)
