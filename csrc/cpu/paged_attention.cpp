@@ -72,15 +72,23 @@ inline Vector dot(const BFloat16* a, const BFloat16* b, int64_t dim) {
   return sum;
 }
 
+// Lanes of x (0 to 15) and of y (16 to 31), in the order that is named.
+template <int... kLane>
+inline Vector pick(Vector x, Vector y) {
+#if defined(__clang__) || __GNUC__ >= 12
+  return __builtin_shufflevector(x, y, kLane...);
+#else
+  return __builtin_shuffle(x, y, Integers{kLane...});
+#endif
+}
+
 // A step of summing the lanes of many vectors at once: of every 2 kHalf lanes of x and of y the
 // two halves are added, x's sums before y's.
 template <int kHalf, int... kLane>
 inline Vector fold(Vector x, Vector y, std::integer_sequence<int, kLane...>) {
   constexpr int kWide = kLanes;
-  return __builtin_shufflevector(
-             x, y, (kLane % (2 * kHalf) < kHalf ? kLane : kLane - kHalf + kWide)...) +
-         __builtin_shufflevector(
-             x, y, (kLane % (2 * kHalf) < kHalf ? kLane + kHalf : kLane + kWide)...);
+  return pick<(kLane % (2 * kHalf) < kHalf ? kLane : kLane - kHalf + kWide)...>(x, y) +
+         pick<(kLane % (2 * kHalf) < kHalf ? kLane + kHalf : kLane + kWide)...>(x, y);
 }
 
 template <int kHalf>
@@ -158,10 +166,10 @@ inline void add_weighted_pairs(float* sums, int64_t sums_row, const BFloat16* we
     for (int i = 0; i < kVectors; i += 2, target += 2 * kLanes) {
       const auto low = reinterpret_cast<Vector>(held[r][i]);
       const auto high = reinterpret_cast<Vector>(held[r][i + 1]);
-      const Vector first = __builtin_shufflevector(low, high, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6,
-                                                   7, 20, 21, 22, 23);
-      const Vector second = __builtin_shufflevector(low, high, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13,
-                                                    14, 15, 28, 29, 30, 31);
+      const Vector first =
+          pick<0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23>(low, high);
+      const Vector second =
+          pick<8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31>(low, high);
       store(load(target) + first, target);
       store(load(target + kLanes) + second, target + kLanes);
     }
