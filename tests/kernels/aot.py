@@ -29,13 +29,15 @@ from vllm.layers.ops.activation import silu_and_mul_kernel
 from vllm.layers.ops.cache import reshape_and_cache_kernel
 from vllm.layers.ops.linear import matrix_vector_kernel
 from vllm.layers.ops.moe import (
-    expert_vector_kernel,
-    group_kernel,
+    down_vector_kernel,
+    gate_up_vector_kernel,
     grouped_matmul_kernel,
-    route_softmax_kernel,
+    tile_config,
+    vector_config,
 )
 from vllm.layers.ops.norm import rms_norm_kernel
 from vllm.layers.ops.rotary import rotary_and_cache_kernel
+from vllm.layers.ops.routing import group_kernel, route_softmax_kernel
 
 _POINTERS = {
     "partial_ptr": "*fp32",
@@ -47,10 +49,9 @@ _POINTERS = {
     "query_start_ptr": "*i32",
     "positions_ptr": "*i64",
     "slots_ptr": "*i64",
-    "rows_ptr": "*i64",
+    "rows_ptr": "*i32",
     "ids_ptr": "*i32",
-    "begins_ptr": "*i32",
-    "experts_ptr": "*i64",
+    "experts_ptr": "*i32",
 }
 _FLOATS = ("qk_scale", "eps", "factor")
 Job = tuple[str, Any, dict[str, object], int, int]
@@ -110,21 +111,30 @@ def layer_jobs(arch: str) -> Iterator[Job]:
     for norms in (False, True):
         constants = rotary | halves | {"HAS_NORMS": norms}
         yield f"rotary norms={norms}", rotary_and_cache_kernel, constants, 2, 3
-    experts: dict[str, object] = {"NUM_EXPERTS": 128, "BLOCK_E": 128}
+    yield from expert_jobs(arch, waits)
+
+
+def expert_jobs(arch: str, waits: dict[str, object]) -> Iterator[Job]:
+    """Routing and experts at the widths of Qwen3-30B-A3B."""
     for renormalize in (False, True):
-        routing = experts | {"TOP_K": 8, "RENORMALIZE": renormalize, "BLOCK_K": 8}
+        routing = {"NUM_EXPERTS": 128, "BLOCK_E": 128, "TOP_K": 8, "BLOCK_K": 8}
+        routing |= {"RENORMALIZE": renormalize}
         yield f"route renormalize={renormalize}", route_softmax_kernel, waits | routing, 1, 3
-    for block_a, warps in ((16, 4), (1024, 8)):
-        grouping = experts | {"BLOCK_M": 16, "BLOCK_A": block_a, "CHUNK": 16}
+    for block_a, warps in ((512, 4), (4096, 8)):
+        grouping = {"NUM_EXPERTS": 128, "BLOCK_E": 256, "BLOCK_M": 16, "BLOCK_A": block_a}
         yield f"group assignments={block_a}", group_kernel, waits | grouping, warps, 3
-    for weighted in (False, True):
-        vector = waits | {"BLOCK_N": 4, "BLOCK_K": 1024, "WEIGHTED": weighted}
-        yield f"expert vector weighted={weighted}", expert_vector_kernel, vector, 4, 3
-    for block_m, weighted in ((16, False), (32, True), (64, True), (128, False)):
-        blocks: dict[str, object] = {"BLOCK_M": block_m, "BLOCK_N": 128, "BLOCK_K": 64}
-        sizes: dict[str, object] = {"N": 4096, "K": 2048, "TOP_K": 6, "WEIGHTED": weighted}
-        warps = 8 if block_m >= 64 else 4
-        yield f"experts rows={block_m}", grouped_matmul_kernel, sizes | blocks, warps, 3
+    for gated, vector_kernel in ((True, gate_up_vector_kernel), (False, down_vector_kernel)):
+        config = vector_config(gated)
+        vector = waits | {"TOP_K": 8, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
+        options = (config.num_warps, config.num_stages)
+        yield f"experts vectors gated={gated}", vector_kernel, vector, *options
+        for block_m in (16, 32, 64, 128):
+            config = tile_config(arch, block_m, 2, gated)
+            blocks = {"BLOCK_M": block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
+            sizes = {"N": 768, "K": 2048, "TOP_K": 8, "GATED": gated}
+            options = (config.num_warps, config.num_stages)
+            tail = f"rows={block_m} gated={gated}"
+            yield f"experts {tail}", grouped_matmul_kernel, waits | sizes | blocks, *options
 
 
 def compile_job(arch: str, job: Job) -> dict[str, object]:

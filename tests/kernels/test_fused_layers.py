@@ -7,13 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vllm.layers.ops import moe
 from vllm.layers.ops.activation import silu_and_mul
 from vllm.layers.ops.cache import reshape_and_cache
 from vllm.layers.ops.linear import matrix_vector
-from vllm.layers.ops.moe import fused_experts, group_by_expert, route_softmax
+from vllm.layers.ops.moe import fused_experts
 from vllm.layers.ops.norm import rms_norm
 from vllm.layers.ops.rotary import rotary_and_cache
+from vllm.layers.ops.routing import group_by_expert, route_softmax
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -112,12 +112,7 @@ def test_routing_of_logits_that_are_not_numbers_names_experts_all_the_same() -> 
     assert int(ids.min()) >= 0 and int(ids.max()) < 6
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_grouping_places_every_assignment_once_in_a_tile_of_its_expert(
-    at_once: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not at_once:
-        monkeypatch.setattr(moe, "MAX_GROUPED_AT_ONCE", 0)
+def test_grouping_places_every_assignment_once_in_a_tile_of_its_expert() -> None:
     ids = torch.tensor([[0, 2], [2, 5], [2, 0], [5, 2]], device=DEVICE)
     grouping = group_by_expert(ids, 6, 2)
     # 2 of expert 0, 4 of expert 2 and 2 of expert 5 are 4 tiles; shapes bound them by 6 + 8 // 2.
@@ -125,20 +120,25 @@ def test_grouping_places_every_assignment_once_in_a_tile_of_its_expert(
     assert grouping.rows.tolist() == [0, 5, 1, 2, 4, 7, 3, 6] + 12 * [8]
 
 
-@pytest.mark.parametrize(("num_tokens", "num_experts", "block_m"), [(50, 16, 16), (37, 5, 32)])
-def test_both_ways_to_group_agree(
-    num_tokens: int, num_experts: int, block_m: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("num_tokens", "num_experts", "block_m"), [(50, 16, 16), (37, 5, 32), (1600, 7, 64)]
+)
+def test_grouping_pads_experts_to_tiles(num_tokens: int, num_experts: int, block_m: int) -> None:
     generator = torch.Generator().manual_seed(num_tokens)
-    ids = torch.randint(num_experts, (num_tokens, 3), generator=generator).to(DEVICE, torch.int32)
-    one = group_by_expert(ids, num_experts, block_m)
-    monkeypatch.setattr(moe, "MAX_GROUPED_AT_ONCE", 0)
-    other = group_by_expert(ids, num_experts, block_m)
-    assert one.experts.tolist() == other.experts.tolist()
-    assert one.rows.tolist() == other.rows.tolist()
+    ids = torch.randint(num_experts - 1, (num_tokens, 3), generator=generator).to(torch.int32)
+    grouping = group_by_expert(ids.to(DEVICE), num_experts, block_m)
+    rows, experts = [], []
+    for expert in range(num_experts - 1):
+        mine = (ids.flatten() == expert).nonzero().flatten().tolist()
+        tiles = -(-len(mine) // block_m)
+        rows += mine + (tiles * block_m - len(mine)) * [ids.numel()]
+        experts += tiles * [expert]
+    unused = len(grouping.experts) - len(experts)
+    assert grouping.experts.tolist() == experts + unused * [-1]
+    assert grouping.rows.tolist() == rows + unused * block_m * [ids.numel()]
 
 
-@pytest.mark.parametrize("num_tokens", [1, 7, 60])
+@pytest.mark.parametrize("num_tokens", [1, 2, 7, 60])
 def test_fused_experts_is_the_weighted_sum_of_its_experts(num_tokens: int) -> None:
     experts, top_k, hidden, inner = 6, 2, 40, 24
     x, weights = randn(num_tokens, hidden), randn(num_tokens, top_k).abs()

@@ -29,9 +29,9 @@ def route_softmax(
     With `renormalize` the weights of the chosen ones sum to 1.
     """
     if logits.is_cuda:
-        from vllm.layers.ops import moe
+        from vllm.layers.ops import routing
 
-        return moe.route_softmax(logits, top_k, renormalize)
+        return routing.route_softmax(logits, top_k, renormalize)
     weights, ids = logits.softmax(-1, dtype=torch.float32).topk(top_k, -1)
     if renormalize:
         weights = weights / weights.sum(-1, keepdim=True)
