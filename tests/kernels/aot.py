@@ -38,6 +38,8 @@ from vllm.layers.ops.moe import (
 from vllm.layers.ops.norm import rms_norm_kernel
 from vllm.layers.ops.rotary import rotary_and_cache_kernel
 from vllm.layers.ops.routing import group_kernel, route_softmax_kernel
+from vllm.models.inkling.common.ops.routing import route_sigmoid_kernel
+from vllm.models.inkling.common.ops.short_conv import short_conv_kernel
 
 _POINTERS = {
     "partial_ptr": "*fp32",
@@ -51,9 +53,15 @@ _POINTERS = {
     "slots_ptr": "*i64",
     "rows_ptr": "*i32",
     "ids_ptr": "*i32",
+    "taps_ptr": "*fp32",
+    "scale_ptr": "*fp32",
+    "choice_bias_ptr": "*fp32",
+    "past_slots_ptr": "*i64",
+    "request_of_ptr": "*i64",
+    "starts_ptr": "*i64",
     "experts_ptr": "*i32",
 }
-_FLOATS = ("qk_scale", "eps", "factor")
+_FLOATS = ("qk_scale", "eps", "factor", "route_scale")
 Job = tuple[str, Any, dict[str, object], int, int]
 """Name, kernel, constexprs, num_warps, num_stages."""
 
@@ -112,6 +120,7 @@ def layer_jobs(arch: str) -> Iterator[Job]:
         constants = rotary | halves | {"HAS_NORMS": norms}
         yield f"rotary norms={norms}", rotary_and_cache_kernel, constants, 2, 3
     yield from expert_jobs(arch, waits)
+    yield from inkling_jobs(waits)
 
 
 def expert_jobs(arch: str, waits: dict[str, object]) -> Iterator[Job]:
@@ -135,6 +144,17 @@ def expert_jobs(arch: str, waits: dict[str, object]) -> Iterator[Job]:
             options = (config.num_warps, config.num_stages)
             tail = f"rows={block_m} gated={gated}"
             yield f"experts {tail}", grouped_matmul_kernel, waits | sizes | blocks, *options
+
+
+def inkling_jobs(waits: dict[str, object]) -> Iterator[Job]:
+    """What Inkling has beside attention and experts."""
+    for decode, block_t, block_c, warps in ((True, 1, 512, 2), (False, 16, 128, 4)):
+        conv = waits | {"C": 6144, "TAPS": 4, "BLOCK_T": block_t, "BLOCK_C": block_c}
+        conv["DECODE"] = decode
+        yield f"short conv decode={decode}", short_conv_kernel, conv, warps, 3
+    routing: dict[str, object] = {"NUM_EXPERTS": 256, "NUM_SHARED": 2, "TOP_K": 6}
+    routing |= {"BLOCK_E": 256, "BLOCK_K": 8}
+    yield "route sigmoid", route_sigmoid_kernel, waits | routing, 1, 3
 
 
 def compile_job(arch: str, job: Job) -> dict[str, object]:

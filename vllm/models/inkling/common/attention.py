@@ -39,11 +39,12 @@ class ShortConv(nn.Module):
         self.state = torch.empty(0)
 
     def load(self, kind: str, tensor: torch.Tensor, part: int | None = None) -> None:
-        """Copy this rank's channels of a (channels, 1, taps) weight."""
-        assert kind == "weight" and part is None
+        """Copy this rank's channels of a (channels, 1, taps) weight, or of one of two halves."""
+        assert kind == "weight"
         if self.tp is not None:
             tensor = shard(tensor, 0, self.tp.rank, self.tp.world_size)
-        self.weight.copy_(tensor[:, 0])
+        target = self.weight if part is None else self.weight.chunk(2)[part]
+        target.copy_(tensor[:, 0])
 
     def forward(self, u: torch.Tensor, plan: ConvPlan) -> torch.Tensor:
         """(num_tokens, channels) -> the same; this step's inputs are stored."""
@@ -70,9 +71,9 @@ class RelativeAttention(nn.Module):
         self.qkvr = MergedColumnParallelLinear(
             ctx, config.hidden_size, [queries, keys, keys, heads.num_heads * config.d_rel]
         )
-        kv_width = self.num_kv_heads * heads.head_dim
-        self.k_conv = ShortConv(ctx, kv_width, config.conv_taps, sharded=True)
-        self.v_conv = ShortConv(ctx, kv_width, config.conv_taps, sharded=True)
+        # Keys and values lie beside each other, so their two streams are convolved as one.
+        kv_width = 2 * self.num_kv_heads * heads.head_dim
+        self.kv_conv = ShortConv(ctx, kv_width, config.conv_taps, sharded=True)
         self.q_norm = RMSNorm(ctx, heads.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(ctx, heads.head_dim, config.rms_norm_eps)
         self.rel_proj = nn.Parameter(
@@ -91,9 +92,10 @@ class RelativeAttention(nn.Module):
 
     def forward(self, x: torch.Tensor, fwd: ForwardContext, plan: ConvPlan) -> torch.Tensor:
         """(num_tokens, hidden_size) -> the same, before the output's own convolution."""
-        q, k, v, r = self.qkvr(x).split(self.qkvr.part_sizes, -1)
-        k = self.k_conv(k, plan).unflatten(-1, (self.num_kv_heads, self.head_dim))
-        v = self.v_conv(v, plan).unflatten(-1, (self.num_kv_heads, self.head_dim))
+        queries, keys, values, rel = self.qkvr.part_sizes
+        q, kv, r = self.qkvr(x).split([queries, keys + values, rel], -1)
+        kv = self.kv_conv(kv, plan).unflatten(-1, (2 * self.num_kv_heads, self.head_dim))
+        k, v = kv.chunk(2, 1)
         q = self.q_norm(q.unflatten(-1, (self.num_heads, self.head_dim)))
         k = self.k_norm(k)
         bias = r.unflatten(-1, (self.num_heads, self.d_rel)) @ self.rel_proj

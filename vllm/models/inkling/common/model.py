@@ -61,17 +61,24 @@ class InklingLayer(nn.Module):
         rows = cache.shape[1]
         assert self.rows_per_block in (None, rows)
         self.rows_per_block = rows
-        convs = (self.attn.k_conv, self.attn.v_conv, self.attn_conv, self.mlp_conv)
+        convs = (self.attn.kv_conv, self.attn_conv, self.mlp_conv)
         widths = [conv.weight.shape[0] for conv in convs]
         for conv, columns in zip(convs, cache.flatten(0, 1).split(widths, -1), strict=True):
             conv.state = columns
 
-    def forward(self, x: torch.Tensor, fwd: ForwardContext) -> torch.Tensor:
-        """(num_tokens, hidden_size) -> the same."""
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None, fwd: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(num_tokens, hidden_size) and what is still to be added to it -> the same two."""
         assert self.rows_per_block is not None
         plan = make_conv_plan(fwd, self.conv_group, self.taps, self.rows_per_block)
-        x = x + self.attn_conv(self.attn(self.attn_norm(x), fwd, plan), plan)
-        return x + self.mlp_conv(self.mlp(self.mlp_norm(x)), plan)
+        if residual is None:
+            residual, x = x, self.attn_norm(x)
+        else:
+            x, residual = self.attn_norm(x, residual)
+        x = self.attn_conv(self.attn(x, fwd, plan), plan)
+        x, residual = self.mlp_norm(x, residual)
+        return self.mlp_conv(self.mlp(x), plan), residual
 
 
 class InklingMTPDepth(nn.Module):
@@ -96,7 +103,8 @@ class InklingMTPDepth(nn.Module):
     ) -> torch.Tensor:
         """Both (num_tokens, hidden_size) -> the same."""
         both = torch.cat([self.hidden_norm(hidden), self.embed_norm(embedded)], -1)
-        return self.transformer_block(self.input_proj(both), fwd)
+        x, residual = self.transformer_block(self.input_proj(both), None, fwd)
+        return x + residual
 
 
 class InklingMTPModel(nn.Module):
@@ -151,9 +159,10 @@ class InklingForCausalLM(nn.Module):
     def forward(self, input_ids: torch.Tensor, fwd: ForwardContext) -> torch.Tensor:
         """(num_tokens,) ids -> (num_tokens, hidden_size) after the final norm."""
         x = self.embed_tokens(input_ids)
+        residual = None
         for layer in self.layers:
-            x = layer(x, fwd)
-        return self.norm(x)
+            x, residual = layer(x, residual, fwd)
+        return self.norm(x, residual)[0]
 
     def draft(
         self, depth: int, input_ids: torch.Tensor, hidden: torch.Tensor, fwd: ForwardContext

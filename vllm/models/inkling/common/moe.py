@@ -28,22 +28,24 @@ from vllm.models.inkling.configs import InklingConfig
 def route(
     logits: torch.Tensor,
     bias: torch.Tensor,
-    scale: torch.Tensor,
+    global_scale: torch.Tensor,
+    route_scale: float,
     top_k: int,
-    num_shared: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Experts and weights of each token.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights and experts of each token, both (num_tokens, K + S), the shared ones last.
 
-    logits: (num_tokens, R + S) float32. bias: (R,). scale: () route_scale * global_scale.
-    Returns (num_tokens, K) expert ids, their weights, and the (num_tokens, S) weights of
-    the shared experts.
+    logits: (num_tokens, R + S) float32. bias: (R,). global_scale: (1,).
     """
-    routed = logits[:, :-num_shared]
-    ids = (routed.sigmoid() + bias).topk(top_k, -1).indices
-    both = torch.cat([routed.gather(1, ids), logits[:, -num_shared:]], 1)
-    log_sigmoid = F.logsigmoid(both)
-    weights = (log_sigmoid - log_sigmoid.logsumexp(-1, keepdim=True)).exp() * scale
-    return ids, weights[:, :top_k], weights[:, top_k:]
+    if logits.is_cuda:
+        from vllm.models.inkling.common.ops.routing import route_sigmoid
+
+        return route_sigmoid(logits, bias, global_scale, route_scale, top_k)
+    num_experts = len(bias)
+    chosen = (logits[:, :num_experts].sigmoid() + bias).topk(top_k, -1).indices
+    shared = torch.arange(num_experts, logits.shape[1]).expand(len(logits), -1)
+    ids = torch.cat([chosen, shared], 1)
+    shares = F.logsigmoid(logits.gather(1, ids)).softmax(-1)
+    return shares * (route_scale * global_scale), ids
 
 
 class InklingMLP(nn.Module):
@@ -62,36 +64,23 @@ class InklingMLP(nn.Module):
 
 
 class InklingMoE(nn.Module):
-    """Routed experts and the shared ones, which are one wide MLP with a weight per expert."""
-
-    column_expert: torch.Tensor
+    """Routed experts, and behind them the shared ones, which every token is routed to."""
 
     def __init__(self, ctx: BuildContext, config: InklingConfig) -> None:
         super().__init__()
-        width, inner = config.hidden_size, config.moe_intermediate_size
         self.top_k = config.num_experts_per_tok
-        self.num_shared = config.num_shared_experts
         self.route_scale = config.route_scale
-        wide = self.num_shared * inner
+        num_experts = config.num_experts + config.num_shared_experts
         exact: dict[str, Any] = {"dtype": torch.float32, "device": ctx.device}
-        self.gate = nn.Parameter(
-            torch.empty(config.num_experts + self.num_shared, width, **exact), False
-        )
+        self.gate = nn.Parameter(torch.empty(num_experts, config.hidden_size, **exact), False)
         self.gate_bias = nn.Parameter(torch.empty(config.num_experts, **exact), False)
         self.global_scale = nn.Parameter(torch.empty(1, **exact), False)
-        self.experts = FusedMoE(ctx, config.num_experts, width, inner)
-        self.shared_gate_up = MergedColumnParallelLinear(ctx, width, [wide, wide])
-        self.shared_down = RowParallelLinear(ctx, wide, width)
-        columns = wide // ctx.tp.world_size
-        first = ctx.tp.rank * columns
-        owner = torch.arange(first, first + columns, device=ctx.device) // inner
-        self.register_buffer("column_expert", owner, persistent=False)
+        self.experts = FusedMoE(ctx, num_experts, config.hidden_size, config.moe_intermediate_size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(num_tokens, hidden_size) -> the same."""
         logits = F.linear(x.float(), self.gate)
-        scale = self.route_scale * self.global_scale
-        ids, weights, shared = route(logits, self.gate_bias, scale, self.top_k, self.num_shared)
-        inner = silu_and_mul(self.shared_gate_up(x)) * shared[:, self.column_expert].to(x.dtype)
-        routed = self.experts(x, weights, ids)
-        return (routed.float() + self.shared_down(inner).float()).to(x.dtype)
+        weights, ids = route(
+            logits, self.gate_bias, self.global_scale, self.route_scale, self.top_k
+        )
+        return self.experts(x, weights, ids)

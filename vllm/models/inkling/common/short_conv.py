@@ -27,14 +27,18 @@ class ConvPlan:
     """Where a step's convolutions read and write; the same for every layer and stream."""
 
     past_slots: torch.Tensor
-    """(num_reqs, k-1) rows of the inputs before each request's first token, oldest first."""
-    past_valid: torch.Tensor
-    """(num_reqs, k-1, 1) False before position 0."""
+    """(num_reqs, k-1) rows of the inputs before each request's first token, oldest first; -1
+    before position 0."""
     past_index: torch.Tensor | None
     """(num_reqs * (k-1),) places of those inputs on the extended token axis; None in a pure
     decode step."""
     token_index: torch.Tensor | None
     """(num_tokens,) places of this step's tokens on the extended axis."""
+    request_of: torch.Tensor | None
+    """(num_tokens,) request of each token; None in a pure decode step. There no slot that is
+    read is written, since a block has k rows at least or one for each of its positions."""
+    starts: torch.Tensor
+    """(num_reqs + 1,) first token of each request."""
     slot_mapping: torch.Tensor
     """(num_tokens,) rows that this step's inputs are stored in; see GroupMetadata."""
 
@@ -54,12 +58,11 @@ def _build(fwd: ForwardContext, group: int, reach: int, rows: int) -> ConvPlan:
     first = fwd.seq_lens.long() - counts  # position of each request's first token
     back = torch.arange(-reach, 0, device=device)
     past = first[:, None] + back  # (num_reqs, k-1)
-    valid = (past >= 0) & (counts > 0)[:, None]
-    past = past.clamp(min=0)
     table = fwd.groups[group].block_table
-    blocks = table.gather(1, past // fwd.block_size).long()
-    past_slots = blocks * rows + past % rows
-    past_index = token_index = None
+    blocks = table.gather(1, past.clamp(min=0) // fwd.block_size).long()
+    valid = (past >= 0) & (counts > 0)[:, None]
+    past_slots = torch.where(valid, blocks * rows + past % rows, -1)
+    past_index = token_index = request_of = None
     if fwd.num_decode_reqs != fwd.num_reqs:
         # Extended axis: each request's k-1 past inputs, then its tokens.
         requests = torch.arange(fwd.num_reqs, device=device)
@@ -67,9 +70,8 @@ def _build(fwd: ForwardContext, group: int, reach: int, rows: int) -> ConvPlan:
         tokens = torch.arange(fwd.num_tokens, device=device)
         request_of = torch.bucketize(tokens, starts[1:], right=True).clamp(max=fwd.num_reqs - 1)
         token_index = tokens + (request_of + 1) * reach
-    return ConvPlan(
-        past_slots, valid[..., None], past_index, token_index, fwd.groups[group].slot_mapping
-    )
+    slots = fwd.groups[group].slot_mapping
+    return ConvPlan(past_slots, past_index, token_index, request_of, starts, slots)
 
 
 def short_conv(
@@ -81,8 +83,16 @@ def short_conv(
     stream's columns of the layer's cache, updated in place. Returns (num_tokens, C) in
     u's dtype.
     """
+    if u.is_cuda:
+        from vllm.models.inkling.common.ops import short_conv as ops
+
+        slots = plan.slot_mapping
+        return ops.short_conv(
+            u, weight, state, plan.past_slots, plan.request_of, plan.starts, slots
+        )
     reach = weight.shape[1] - 1
-    past = torch.where(plan.past_valid, state[plan.past_slots], state.new_zeros(()))
+    valid = (plan.past_slots >= 0)[..., None]
+    past = torch.where(valid, state[plan.past_slots.clamp(min=0)], state.new_zeros(()))
     if plan.past_index is None:  # one token a request
         taps = torch.cat([past.float(), u.float()[:, None]], 1)  # (num_tokens, k, C)
         out = u.float() + torch.einsum("tkc,ck->tc", taps, weight)

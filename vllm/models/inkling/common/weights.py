@@ -26,8 +26,8 @@ _LAYER_MODULES: dict[str, tuple[str, int | None]] = {
     "attn.wo_ud.weight": ("attn.out", None),
     "attn.q_norm.weight": ("attn.q_norm", None),
     "attn.k_norm.weight": ("attn.k_norm", None),
-    "attn.k_sconv.weight": ("attn.k_conv", None),
-    "attn.v_sconv.weight": ("attn.v_conv", None),
+    "attn.k_sconv.weight": ("attn.kv_conv", 0),
+    "attn.v_sconv.weight": ("attn.kv_conv", 1),
     "attn_sconv.weight": ("attn_conv", None),
     "mlp_sconv.weight": ("mlp_conv", None),
     "mlp.w2_md.weight": ("mlp.down", None),
@@ -40,12 +40,12 @@ _PLAIN = {
     "mlp.gate.bias": "mlp.gate_bias",
     "mlp.gate.global_scale": "mlp.global_scale",
 }
-_GATE_UP = {
-    "mlp.w13_dn.weight": "mlp.gate_up",
-    "mlp.shared_experts.shared_w13_weight": "mlp.shared_gate_up",
-}
-_SHARED_DOWN = "mlp.shared_experts.shared_w2_weight"
+_DENSE_W13 = "mlp.w13_dn.weight"
 _EXPERTS = ("mlp.experts.w13_weight", "mlp.experts.w2_weight")
+_SHARED_EXPERTS = (
+    "mlp.shared_experts.shared_w13_weight",
+    "mlp.shared_experts.shared_w2_weight",
+)
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -78,13 +78,13 @@ class _Loader:
             return
         elif inner.startswith(_EXPERTS):
             self._experts(f"{layer}.", inner, tensor, target)
-        elif inner in _GATE_UP:
+        elif inner in _SHARED_EXPERTS:
+            experts = self.modules[f"{layer}.mlp.experts"]
+            assert isinstance(experts, FusedMoE)
+            self._stack(experts, inner == _SHARED_EXPERTS[1], tensor, -len(tensor), target)
+        elif inner == _DENSE_W13:
             for part, half in _halves(tensor, target):
-                # (shared experts, rows, width) are one matrix of all experts' rows
-                self._into_module(f"{layer}.{_GATE_UP[inner]}", _stacked(half), part)
-        elif inner == _SHARED_DOWN:
-            wide = tensor.transpose(0, 1).flatten(1)
-            self._into_module(f"{layer}.mlp.shared_down", wide, None)
+                self._into_module(f"{layer}.mlp.gate_up", half, part)
         elif inner in _PLAIN:
             name = f"{layer}.{_PLAIN[inner]}"
             self.parameters[name].copy_(tensor)
@@ -110,9 +110,9 @@ class _Loader:
             return
         experts = self.modules[f"{prefix}mlp.experts"]
         assert isinstance(experts, FusedMoE)
+        is_down = base == _EXPERTS[1]
         if not field and tensor.dtype != torch.uint8:
-            for index, matrix in enumerate(tensor):
-                self._expert(experts, base, index, matrix, target)
+            self._stack(experts, is_down, tensor, 0, target)
         else:
             parts = self.packed.setdefault(prefix + base, {})
             parts[field] = tensor
@@ -121,13 +121,31 @@ class _Loader:
             del self.packed[prefix + base]
             for index in range(len(parts[""])):
                 matrix = decode_nvfp4(*(parts[f][index] for f in ("", "scale", "scale2")))
-                self._expert(experts, base, index, matrix, target)
-        self.loaded.add(f"{prefix}mlp.experts.{'w13' if base == _EXPERTS[0] else 'w2'}")
+                self._expert(experts, is_down, index, matrix, target)
+        self.loaded.add(f"{prefix}mlp.experts.{'w2' if is_down else 'w13'}")
+
+    def _stack(
+        self,
+        experts: FusedMoE,
+        is_down: bool,
+        tensor: torch.Tensor,
+        first: int,
+        target: CanonicalName,
+    ) -> None:
+        """(count, rows, columns) to the experts from `first` on; a negative one counts from the
+        end, where the shared ones are."""
+        for index, matrix in enumerate(tensor, first % experts.num_experts):
+            self._expert(experts, is_down, index, matrix, target)
 
     def _expert(
-        self, experts: FusedMoE, base: str, index: int, matrix: torch.Tensor, target: CanonicalName
+        self,
+        experts: FusedMoE,
+        is_down: bool,
+        index: int,
+        matrix: torch.Tensor,
+        target: CanonicalName,
     ) -> None:
-        if base == _EXPERTS[1]:
+        if is_down:
             experts.load("weight", matrix, DOWN, index)
             return
         for part, half in _halves(matrix, target):
@@ -153,10 +171,6 @@ def _halves(tensor: torch.Tensor, target: CanonicalName) -> list[tuple[int, torc
         return [(0, tensor[..., 0::2, :]), (1, tensor[..., 1::2, :])]
     gate, up = tensor.chunk(2, -2)
     return [(0, gate), (1, up)]
-
-
-def _stacked(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.flatten(0, -2)
 
 
 def decode_nvfp4(packed: torch.Tensor, scale: torch.Tensor, scale2: torch.Tensor) -> torch.Tensor:
