@@ -82,6 +82,8 @@ class Worker:
     def kv_cache_memory_bytes(self) -> int:
         """What the KV cache may take on this rank; equal on all of them."""
         cache = self.config.cache_config
+        if self.device.type != "cpu":
+            self._warm_up()
         if cache.kv_cache_memory_bytes is not None:
             own = cache.kv_cache_memory_bytes
         elif self.device.type == "cpu":
@@ -92,11 +94,18 @@ class Worker:
             own = self._profile()
         return self.tp.minimum(own)
 
+    def _warm_up(self) -> None:
+        """Prompts of several sizes: kernels differ by size, and none of them should be compiled
+        while requests wait."""
+        budget = self.config.scheduler_config.max_num_batched_tokens or 1
+        for tokens in sorted({max(1, budget // 16), max(1, budget // 4), budget}):
+            self._dummy_step(tokens)
+
     def _profile(self) -> int:
         """Memory left of the utilization share after a step of the largest size."""
         torch.cuda.reset_peak_memory_stats(self.device)
         base = torch.cuda.memory_allocated(self.device)
-        self._dummy_step()
+        self._dummy_step(self.config.scheduler_config.max_num_batched_tokens or 1)
         torch.cuda.synchronize(self.device)
         peak = torch.cuda.max_memory_allocated(self.device) - base
         torch.cuda.empty_cache()
@@ -110,10 +119,9 @@ class Worker:
         return left
 
     @torch.inference_mode()
-    def _dummy_step(self) -> None:
-        """A prompt of the largest size over a cache of two blocks, and logits of every sequence."""
+    def _dummy_step(self, tokens: int) -> None:
+        """A prompt of `tokens` over a cache of two blocks, and logits of every sequence."""
         scheduler = self.config.scheduler_config
-        tokens = scheduler.max_num_batched_tokens or 1
         length = self.config.model_config.max_model_len or tokens
         # Several prompts where one cannot be that long.
         count = -(-tokens // length)
