@@ -36,14 +36,17 @@ parallel=()
 python3 -c "import xdist" 2>/dev/null && parallel=(-n 10)
 # Kernel tests that can do without a GPU run on it here.
 step tests 300 env OMP_NUM_THREADS=1 python3 -m pytest -m "gpu or not slow" "${parallel[@]}" \
-  tests/gpu tests/kernels -q --maxfail=20 -p no:cacheprovider
+  tests/gpu tests/kernels tests/models/inkling/test_ops.py \
+  tests/models/inkling/test_triton_rel_attention.py -q --maxfail=20 -p no:cacheprovider
 step kernels 120 python3 benchmarks/kernels/attention.py
 step engine 100 python3 benchmarks/gpu_engine.py
+step expert_kernels 60 python3 benchmarks/kernels/experts.py
 step experts 100 python3 benchmarks/gpu_engine.py --shape qwen3-30b-a3b
+step inkling 120 python3 benchmarks/gpu_engine.py --shape inkling-small-8
 
 echo
 tail -n 15 "$out/tests.log"
-for name in kernels engine experts; do
+for name in kernels engine expert_kernels experts inkling; do
   echo "== $name"
   tail -n 60 "$out/$name.log"
 done
